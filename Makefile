@@ -1,0 +1,56 @@
+# Every target makes what it needs: a virtual environment on first use, and again only when the project's
+# requirements change. `make help` lists the targets.
+
+PYTHON ?= python3.11 python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+
+PROMPT ?= two red circles above a blue square
+BUDGET ?= 200
+SEED ?= 0
+DEMO_ARGS ?= --budget $(BUDGET) --seed $(SEED) --out demo-out
+BENCH_ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+demo: $(STAMP)  ## search for a better image of PROMPT with a bundled model
+	$(BIN)/imgscale generate "$(PROMPT)" $(DEMO_ARGS)
+
+test: $(STAMP)  ## run the tests (PYTEST_ARGS="-m 'not slow'" for the quick ones)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## measure (BENCH_ARGS go to python -m benchmarks)
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+clean:  ## remove the environment and everything built or cached
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .coverage demo-out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# CONSTRAINTS= installs the newest releases instead of those that the tests ran with.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@test -x $(BIN)/python || { \
+	  for python in $(PYTHON); do \
+	    if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      echo "Making $(VENV) with $$("$$python" --version)"; \
+	      exec "$$python" -m venv $(VENV); \
+	    fi; \
+	  done; \
+	  echo "imgscale needs Python 3.11 or newer with its venv module, and '$(PYTHON)' gave none:" \
+	       "install it (Debian: apt-get install python3.11-venv), or name one: make PYTHON=/path/to/python3" >&2; \
+	  exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
+	@touch $@
