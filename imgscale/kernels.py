@@ -135,7 +135,7 @@ class SDE(Kernel):
 
         x' = x - [u + g^2 / (2 sigma) eps] D + g sqrt(D) z,    u = alpha_dot x0 + sigma_dot eps,  D = t - t'
 
-    In few steps it adds more noise than it removes: `DDIM` is the one to start with.
+    In few steps it adds more noise than it removes, and the model sees more than t says: `DDIM` never does.
 
     Args:
         scale: At least 0.
@@ -177,9 +177,11 @@ class SDE(Kernel):
 
 @dataclass(frozen=True)
 class DDIM(Kernel):
-    """DDIM with noise: keeps the marginals for a perfect x0 at any step size.
+    """DDIM with noise: leaves exactly the noise that the path has at t', whatever the step size.
 
         x' = a' x0 + sqrt(s'^2 - e^2) eps + e z,    e = eta s' sqrt(1 - (a s' / (a' s))^2)
+
+    In few steps the samples vary too little, since x0 is the mean of the data that x allows and not a draw of it.
 
     Args:
         eta: In [0, 1]: 1 is ancestral sampling, 0 the ODE.
