@@ -18,6 +18,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 FOLDERS = ("searchers", "verifiers", "app", "assets")
 HEAVY = ("diffusers", "transformers", "open_clip", "gradio", "matplotlib")
 MAX_WHEEL_MB = 40
+MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model")  # weights, configurations, tokenizers
 # Never shipped: what training leaves behind, and pickles, which can run code when loaded.
 UNSHIPPED = (".log", ".pt", ".pth", ".ckpt", ".bin", ".pkl", ".npz", ".pyc")
 
@@ -85,24 +86,24 @@ def names(archive: Path) -> set[str]:
         return {member.name.partition("/")[2] for member in sdist.getmembers() if not member.isdir()}
 
 
-def python_files(folder: Path) -> set[str]:
-    """The modules of one source folder, relative to it, without what hides behind symlinks."""
-    found = [*folder.glob("*.py"), *folder.glob("shapes/*.py")]
-    return {path.relative_to(folder).as_posix() for path in found}
+def modules(folder: Path) -> set[str]:
+    """The Python files under a source folder, relative to it; rglob does not go through the symlinks."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
 
 
 def model_files() -> set[str]:
-    """The files of the bundled models, relative to assets/: each folder that holds weights, whole."""
+    """What bundled models are read from, relative to assets/: folders with weights or a pipeline's index."""
     assets = ROOT / "assets"
-    weights = [path for path in assets.rglob("*.safetensors") if "checkpoints" not in path.parts]
-    beside = {file for path in weights for file in path.parent.iterdir() if file.is_file()}
-    return {path.relative_to(assets).as_posix() for path in beside if path.suffix != ".py"}
+    marks = [*assets.rglob("*.safetensors"), *assets.rglob("model_index.json")]
+    folders = {mark.parent for mark in marks if not {"checkpoints", "logs"} & set(mark.parts)}
+    files = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
+    return {path.relative_to(assets).as_posix() for path in files if path.suffix in MODEL_SUFFIXES}
 
 
 def test_wheel_holds_every_module_once(wheel: Path) -> None:
-    expected = {f"imgscale/{name}" for name in python_files(ROOT / "imgscale")}
+    expected = {f"imgscale/{name}" for name in modules(ROOT / "imgscale")}
     for folder in FOLDERS:
-        expected |= {f"imgscale/{folder}/{name}" for name in python_files(ROOT / folder)}
+        expected |= {f"imgscale/{folder}/{name}" for name in modules(ROOT / folder)}
     assert {name for name in names(wheel) if name.endswith(".py")} == expected
 
 
