@@ -181,7 +181,7 @@ class DDIM(Kernel):
 
         x' = a' x0 + sqrt(s'^2 - e^2) eps + e z,    e = eta s' sqrt(1 - (a s' / (a' s))^2)
 
-    In few steps the samples vary too little, since x0 is the mean of the data that x allows and not a draw of it.
+    In few steps the samples vary too little, since x0 is the mean of the data that x allows, not a draw.
 
     Args:
         eta: In [0, 1]: 1 is ancestral sampling, 0 the ODE.

@@ -1,8 +1,8 @@
 """Test doubles with the interface of `imgscale.denoiser.Denoiser` and a closed-form E[x0 | x_t].
 
 A searcher, kernel or engine run on one of these can be checked against the truth: exact samples, moments and
-weights. Prompts matter only through `shifts`, which moves all the data of a prompt by a constant, so that a test
-can see whether rows of different prompts were mixed up.
+weights. Prompts matter only through `shifts`, which moves all the data of a prompt by a constant, so that a
+test can see whether rows of different prompts were mixed up.
 """
 
 from abc import ABC, abstractmethod
