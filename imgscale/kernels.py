@@ -31,7 +31,7 @@ def _renewed(path: Path, noisier: Tensor, cleaner: Tensor) -> Tensor:
 
     Equal infinite log-SNRs subtract to NaN; it is the same place, so nothing is renewed.
     """
-    gap = (path.log_snr(noisier) - path.log_snr(cleaner)).nan_to_num(nan=0.0, neginf=-torch.inf)
+    gap = (path.log_snr(noisier) - path.log_snr(cleaner)).nan_to_num(nan=0.0)
     return (-torch.expm1(gap.clamp(max=0.0))).sqrt()
 
 

@@ -113,10 +113,9 @@ class World(ABC):
         if extra:
             raise UserError(f"{self.name} has no option {sorted(extra)[0]!r}: leave it out.")
         rows, columns = self.shape[-2:] if len(self.shape) == 3 else (1, self.size)
-        if (height or rows, width or columns) != (rows, columns):
-            raise UserError(
-                f"{self.name} draws {rows} x {columns} images only, not {height} x {width}: ask for that."
-            )
+        size = f"{height or rows} x {width or columns}"
+        if size != f"{rows} x {columns}":
+            raise UserError(f"{self.name} draws {rows} x {columns} images only, not {size}: ask for that.")
         return Condition(
             prompt,
             rows,
