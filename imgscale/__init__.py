@@ -1,0 +1,52 @@
+"""imgscale: better images from a diffusion or flow model, without retraining, by searching at inference time.
+
+    import imgscale
+    scaler = imgscale.load("shapes-flow")
+    out = scaler("two red circles above a blue square", searcher="rbf", verifier="clip", budget=200, seed=0)
+    out.images[0], out.scores, out.trace
+
+Names are resolved on first use, so that importing this package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = [
+    "Budget",
+    "Progress",
+    "Rollover",
+    "Scaler",
+    "SearchOutput",
+    "UserError",
+    "load",
+    "searcher",
+    "verifier",
+]
+
+if TYPE_CHECKING:
+    from imgscale.budget import Budget, Rollover
+    from imgscale.errors import UserError
+    from imgscale.registry import searcher, verifier
+    from imgscale.result import SearchOutput
+    from imgscale.scaler import Progress, Scaler, load
+
+_HOMES = {
+    "Budget": "budget",
+    "Rollover": "budget",
+    "UserError": "errors",
+    "searcher": "registry",
+    "verifier": "registry",
+    "SearchOutput": "result",
+    "Progress": "scaler",
+    "Scaler": "scaler",
+    "load": "scaler",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'imgscale' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"imgscale.{_HOMES[name]}"), name)

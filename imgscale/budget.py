@@ -1,0 +1,155 @@
+"""Budgets: limits that are never exceeded, ledgers of what was spent, and quotas whose rest rolls over."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+
+from imgscale.errors import UserError
+
+
+class BudgetSpent(Exception):
+    """The next request doesn't fit into what is left; ends a search, never reaches users."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of one search; None is no limit. At least one must be set.
+
+    Args:
+        nfe: Model evaluations, one per image and step (with classifier-free guidance the two passes count as one).
+        verifier_calls: Images scored by the steering verifier.
+        decodes: Latents decoded to images.
+        seconds: Wall time, checked at every engine step.
+
+    Raises:
+        UserError: A limit that isn't a positive number, or no limit at all.
+    """
+
+    nfe: int | None = None
+    verifier_calls: int | None = None
+    decodes: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            whole = f.name != "seconds"
+            if value is None:
+                continue
+            right = not isinstance(value, bool) and isinstance(value, int if whole else int | float)
+            if not right or not value > 0 or not math.isfinite(value):
+                raise UserError(
+                    f"The budget's {f.name} can't be {value!r}; give a positive {'whole ' * whole}number, such as"
+                    f" {'200' if whole else '30'}."
+                )
+        if all(getattr(self, f.name) is None for f in fields(self)):
+            raise UserError("A budget needs a limit; give a number of model evaluations, such as budget=200.")
+
+    @classmethod
+    def of(cls, budget: int | Budget) -> Budget:
+        """A budget from an int, which means model evaluations."""
+        return budget if isinstance(budget, Budget) else cls(nfe=budget)
+
+
+@dataclass
+class Ledger:
+    """What a search has spent so far.
+
+    Args:
+        nfe: Model evaluations.
+        verifier_calls: Images scored by the steering verifier.
+        report_calls: Images scored by the verifiers that only report.
+        decodes: Latents decoded to images.
+        seconds: Wall time since the search began. Searches that share batches share this time.
+    """
+
+    nfe: int = 0
+    verifier_calls: int = 0
+    report_calls: int = 0
+    decodes: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@dataclass
+class Meter:
+    """A budget and the ledger held against it."""
+
+    budget: Budget
+    ledger: Ledger = field(default_factory=Ledger)
+    _began: float = field(default_factory=time.monotonic)
+
+    def left(self, kind: str) -> float:
+        """What is left of one limit; infinite where there is none."""
+        limit = getattr(self.budget, kind)
+        return math.inf if limit is None else limit - getattr(self.ledger, kind)
+
+    def require(self, **amounts: int) -> None:
+        """Checks that all the amounts still fit.
+
+        Raises:
+            BudgetSpent: One doesn't.
+        """
+        if any(amount > self.left(kind) for kind, amount in amounts.items()):
+            raise BudgetSpent
+
+    def charge(self, **amounts: int) -> None:
+        """Books amounts that were spent; `require` them first."""
+        for kind, amount in amounts.items():
+            setattr(self.ledger, kind, getattr(self.ledger, kind) + amount)
+
+    def restart(self) -> None:
+        """Starts the clock anew."""
+        self._began = time.monotonic()
+
+    def tick(self) -> float:
+        """Brings the seconds up to date and returns what is left of them."""
+        self.ledger.seconds = time.monotonic() - self._began
+        return self.left("seconds")
+
+
+class Rollover:
+    """A total split into quotas whose unspent part moves on to the next one.
+
+    Serves at every level alike: the steps of a search, the stages of a request, the prompts of a batch.
+
+    Args:
+        total: To be split, at least 0.
+        weights: One per stage, not negative, not all 0. The split is whole numbers that add up to the total.
+
+    Source: rollover budget forcing, Kim et al. 2025 (arXiv 2503.19385), algorithm 2.
+    """
+
+    def __init__(self, total: int, weights: Sequence[float]) -> None:
+        if total < 0 or not weights or min(weights) < 0 or sum(weights) <= 0:
+            raise ValueError(f"Cannot split {total} by the weights {list(weights)}.")
+        ends = [sum(weights[: i + 1]) / sum(weights) for i in range(len(weights))]
+        marks = [0, *(math.floor(total * end + 0.5 + 1e-9) for end in ends[:-1]), total]
+        self.quotas = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        self.spent = [0] * len(weights)
+
+    def left(self, stage: int) -> int:
+        """What stage ``stage`` may still spend."""
+        return self.quotas[stage] - self.spent[stage]
+
+    def charge(self, stage: int, amount: int) -> None:
+        """Books what a stage spent.
+
+        Raises:
+            BudgetSpent: More than its quota.
+        """
+        if amount > self.left(stage):
+            raise BudgetSpent
+        self.spent[stage] += amount
+
+    def close(self, stage: int) -> None:
+        """Ends a stage: what it didn't spend moves to the next one (nowhere after the last)."""
+        if stage + 1 < len(self.quotas):
+            rest = self.left(stage)
+            self.quotas[stage] -= rest
+            self.quotas[stage + 1] += rest

@@ -1,0 +1,391 @@
+"""The engine: answers the requests of one or many searches, and does once what no searcher should do again.
+
+It merges the requests of concurrent searches into full batches, sizes them to memory, keeps the ledgers, scores, the
+best image so far and the trace, and ends searches: by budget, deadline, cancellation or a score that can't rise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from imgscale.budget import BudgetSpent, Meter
+from imgscale.paths import convert
+from imgscale.problem import Predict, Problem, Request, Score, Verb
+from imgscale.result import Candidate, TracePoint
+
+if TYPE_CHECKING:
+    from imgscale.conditions import Condition
+    from imgscale.denoiser import Denoiser
+
+T = TypeVar("T")
+
+
+class Verifier(Protocol):
+    """A reward: images float32 (n, 3, h, w) in [0, 1] and n prompts to float32 (n,), higher is better.
+
+    Attributes:
+        name: What it is called in results.
+        range: Lowest and highest possible score, or None. A search ends when it reaches the highest.
+        reads_prompt: Whether the prompts matter.
+        differentiable: Whether gradients reach the images.
+    """
+
+    name: str
+    range: tuple[float, float] | None
+    reads_prompt: bool
+    differentiable: bool
+
+    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor: ...
+
+    def identity(self) -> dict[str, Any]: ...
+
+
+@dataclass
+class Search:
+    """One search in the engine's care.
+
+    Args:
+        problem: What the searcher works on.
+        steps: The searcher's generator.
+        verifier: The one that steers.
+        reports: Verifiers that score each new best image and never steer.
+        best: The best finished image so far.
+        trace: A point for every new best.
+        events: What went wrong without ending the search.
+        stopped: Why it ended, or "" while it runs.
+    """
+
+    problem: Problem
+    steps: Verb
+    verifier: Verifier
+    reports: Sequence[Verifier] = ()
+    best: Candidate | None = None
+    trace: list[TracePoint] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    stopped: str = ""
+    _request: Request | None = None
+    _closing: bool = False
+    _heard: bool = False  # a score from the verifier, ever
+
+    @property
+    def meter(self) -> Meter:
+        return self.problem.meter
+
+    @property
+    def running(self) -> bool:
+        return self._request is not None
+
+    def notice(self, text: str) -> None:
+        """Records an event once."""
+        if text not in self.events:
+            self.events.append(text)
+
+    # -------------------------------------------------------------------------------------- the searcher's side
+
+    def advance(self, answer: Any = None) -> None:
+        """Sends an answer to the searcher and takes its next request, or its end."""
+        try:
+            request = self.steps.send(answer)
+        except StopIteration:
+            self.end("complete")
+        except BudgetSpent:
+            self.end("budget")
+        else:
+            if inspect.isgenerator(request):
+                self.steps.close()
+                raise TypeError(
+                    f"A searcher yielded {request.__qualname__}(…); write 'yield from' before it."
+                )
+            if not isinstance(request, Predict | Score):
+                self.steps.close()
+                raise TypeError(f"A searcher yielded {request!r}, which is no request of imgscale.problem.")
+            self._request = request
+
+    def end(self, reason: str) -> None:
+        """Ends the searcher; while nothing is finished, the engine goes on to finish the incumbent."""
+        self.steps.close()
+        self.stopped = self.stopped or reason
+        self._request = None
+        incumbent = self.problem.incumbent
+        if self.best is None and not self._closing and incumbent is not None and reason != "cancelled":
+            self._closing = True
+            self.steps = self._last_resort()
+            self.advance()
+
+    def _last_resort(self) -> Verb:
+        assert self.problem.incumbent is not None
+        particles = yield from self.problem.finish(self.problem.incumbent)
+        yield from self.problem.score(particles)
+
+    # ---------------------------------------------------------------------------------------- the engine's side
+
+    def settle(self, images: Tensor, scores: Tensor, request: Score) -> None:
+        """Takes note of scored images: the best so far, the trace, the end of what can't get better."""
+        self._request = None
+        particles = request.particles
+        if particles.finished and len(particles):
+            self.problem.done = True
+            i = int(scores.argmax())
+            if self.best is None or float(scores[i]) > self.best.score:
+                self.keep(images, particles.x0, scores, particles.seeds, i)
+        if not self._closing and self.best is not None and self.problem.ceiling is not None:
+            if self.best.score >= self.problem.ceiling:
+                self.end("ceiling")
+
+    def keep(
+        self, images: Tensor, x0: Tensor, scores: Tensor, seeds: Tensor, i: int, finished: bool = True
+    ) -> None:
+        """Makes row ``i`` the best so far."""
+        image = images[i : i + 1].nan_to_num(0.0, 1.0, 0.0)
+        report = {v.name: float(self.judge(v, image)[0]) for v in self.reports}
+        self.meter.charge(report_calls=len(self.reports))
+        score = float(scores[i])
+        self.best = Candidate(image[0].cpu(), x0[i].cpu(), score, int(seeds[i]), finished, report)
+        self.mark()
+
+    def mark(self) -> None:
+        """Adds the present state to the trace."""
+        if self.best is not None:
+            self.meter.tick()
+            ledger = self.meter.ledger
+            self.trace.append(
+                TracePoint(
+                    ledger.nfe, ledger.seconds, ledger.verifier_calls, self.best.score, self.best.report
+                )
+            )
+
+    def judge(self, verifier: Verifier, images: Tensor) -> Tensor:
+        """Scores of images for this search's prompt, float64 (n,) on the CPU; −inf where there is no number."""
+        return judge(verifier, images, [self.problem.cond.prompt] * len(images), self.notice)
+
+
+def judge(verifier: Verifier, images: Tensor, prompts: list[str], notice: Callable[[str], None]) -> Tensor:
+    """One batched verifier call. Failures and NaN cost −inf and a notice, never the search."""
+    from imgscale.errors import UserError
+
+    try:
+        scores = verifier(images, prompts)
+        if tuple(scores.shape) != (len(images),):
+            raise ValueError(f"it returned shape {tuple(scores.shape)} for {len(images)} images")
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # anything a verifier may do must leave the search alive
+        notice(f"The verifier {verifier.name} failed and cost its candidates −inf: {error!r}.")
+        return torch.full((len(images),), -math.inf, dtype=torch.float64)
+    scores = scores.detach().to("cpu", torch.float64)
+    if bool(scores.isnan().any()):
+        notice(f"The verifier {verifier.name} gave NaN, which counts as −inf.")
+    return scores.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+
+
+class Engine:
+    """Runs searches on one model.
+
+    Args:
+        denoiser: The model.
+        max_batch: Images per call of the network and of the decoder; halved whenever memory runs out.
+    """
+
+    def __init__(self, denoiser: Denoiser, max_batch: int = 32) -> None:
+        self.denoiser = denoiser
+        self.max_batch = max_batch
+
+    def run(
+        self,
+        searches: Sequence[Search],
+        tick: Callable[[Sequence[Search]], None] | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Runs all searches to their ends; their fields then hold the outcome.
+
+        Args:
+            searches: New ones. Requests that fit together share batches, whatever search they come from.
+            tick: Called after every engine step.
+            cancelled: Asked before every engine step; True ends all searches with their best so far.
+        """
+        try:
+            with torch.no_grad():
+                self._prime(searches)
+                while active := [s for s in searches if s.running]:
+                    self._check_stops(active, cancelled)
+                    self._predict([s for s in active if isinstance(s._request, Predict)])
+                    self._score([s for s in active if isinstance(s._request, Score)])
+                    if tick:
+                        tick(searches)
+                for search in searches:
+                    if search.best is None:
+                        self._show_preview(search)
+                    search.mark()
+        finally:
+            for search in searches:
+                search.steps.close()
+
+    def _prime(self, searches: Sequence[Search]) -> None:
+        for search in searches:
+            search.advance()
+
+    def _check_stops(self, active: Sequence[Search], cancelled: Callable[[], bool]) -> None:
+        stop = cancelled()
+        for search in active:
+            left = search.meter.tick()
+            incumbent = search.problem.incumbent
+            if incumbent is None and search.best is None:
+                continue  # there is nothing to leave yet
+            if stop:
+                search.end("cancelled")
+            elif not search._closing:
+                ledger = search.meter.ledger
+                pace = ledger.seconds / max(ledger.nfe, 1)
+                needs = (
+                    pace * (search.problem.finishing_nfe(incumbent) + 1)
+                    if search.best is None and incumbent is not None
+                    else 0.0
+                )
+                if left <= needs:
+                    search.end("deadline")
+
+    # ------------------------------------------------------------------------------------- model evaluations
+
+    def _predict(self, searches: Sequence[Search]) -> None:
+        own = self.denoiser.path
+        groups: dict[Hashable, list[tuple[Search, Tensor, float]]] = {}
+        for search in searches:
+            request = search._request
+            assert isinstance(request, Predict)
+            try:
+                search.meter.require(nfe=len(request.x))
+            except BudgetSpent:
+                search.end("budget")
+                continue
+            search.meter.charge(nfe=len(request.x))
+            x, t = convert(request.x, request.t, request.path, own)
+            time = float(t)
+            place = None if self.denoiser.mixed_times else time
+            groups.setdefault((search.problem.cond.key, place), []).append((search, x, time))
+        for members in groups.values():
+            x0 = self._predict_group(members)
+            for (search, x, _), answer in zip(
+                members, x0.split([len(x) for _, x, _ in members]), strict=True
+            ):
+                search._request = None
+                search.advance(answer)
+
+    def _predict_group(self, members: list[tuple[Search, Tensor, float]]) -> Tensor:
+        x = torch.cat([x for _, x, _ in members])
+        counts = [len(x) for _, x, _ in members]
+        times = torch.tensor([t for _, _, t in members], dtype=torch.float64).repeat_interleave(
+            torch.tensor(counts)
+        )
+        same = bool((times == times[0]).all())
+        cond = _stack([s.problem.cond for s, _, _ in members], counts)
+
+        def work(a: int, b: int) -> Tensor:
+            t = float(times[a]) if same else times[a:b]
+            return self.denoiser.predict(x[a:b], t, cond.at(range(a, b)))
+
+        return torch.cat(self._in_batches(len(x), work))
+
+    # ---------------------------------------------------------------------------------------------- rewards
+
+    def _score(self, searches: Sequence[Search]) -> None:
+        groups: dict[Hashable, list[Search]] = {}
+        for search in searches:
+            assert isinstance(search._request, Score)
+            groups.setdefault((search.problem.cond.key, id(search.verifier)), []).append(search)
+        for members in groups.values():
+            self._score_group(members)
+
+    def _score_group(self, members: list[Search]) -> None:
+        requests = [s._request for s in members if isinstance(s._request, Score)]
+        counts = [len(r.particles) for r in requests]
+        x0 = torch.cat([r.particles.x0 for r in requests])
+        sound = x0.flatten(1).isfinite().all(1)
+        images = self.decode(
+            torch.where(sound.reshape(-1, *[1] * (x0.ndim - 1)), x0, 0.0),
+            [s.problem.cond for s in members],
+            counts,
+        )
+        prompts = [s.problem.cond.prompt for s, n in zip(members, counts, strict=True) for _ in range(n)]
+
+        def notice(text: str) -> None:
+            for search in members:
+                search.notice(text)
+
+        def work(a: int, b: int) -> Tensor:
+            return judge(members[0].verifier, images[a:b], prompts[a:b], notice)
+
+        scores = torch.cat([torch.empty(0, dtype=torch.float64), *self._in_batches(len(x0), work)])
+        finite = sound & images.flatten(1).isfinite().all(1)
+        scores[~finite.cpu()] = -math.inf
+        for search, request, part, pictures, good in zip(
+            members, requests, scores.split(counts), images.split(counts), finite.split(counts), strict=True
+        ):
+            search.meter.charge(verifier_calls=len(part), decodes=len(part))
+            if not bool(good.all()):
+                search.notice("Some latents or images weren't finite; they count as −inf.")
+            search._heard |= bool(part.isfinite().any())
+            search.settle(pictures, part, request)
+            if search.stopped and not search._closing:
+                continue
+            if not search._heard and len(part) and bool(good.any()):
+                search.end("verifier")
+            else:
+                search.advance(part)
+
+    def decode(self, x0: Tensor, conds: Sequence[Condition], counts: Sequence[int]) -> Tensor:
+        """Images float32 (n, 3, h, w) of latents; ``counts[i]`` rows belong to ``conds[i]``."""
+        cond = _stack(conds, counts)
+        return torch.cat(
+            self._in_batches(len(x0), lambda a, b: self.denoiser.decode(x0[a:b], cond.at(range(a, b))))
+        )
+
+    def _show_preview(self, search: Search) -> None:
+        """The answer of a search that was stopped before it finished anything: its most promising preview."""
+        held = search.problem.incumbent
+        if held is None:
+            return
+        images = self.decode(held.x0, [search.problem.cond], [len(held)])
+        scores = search.judge(search.verifier, images)
+        search.notice("The search was stopped before it finished an image; this is its best preview.")
+        search.keep(images, held.x0, scores, held.seeds, 0, finished=held.finished)
+
+    # -------------------------------------------------------------------------------------------- micro-batches
+
+    def _in_batches(self, n: int, work: Callable[[int, int], T]) -> list[T]:
+        """``work(a, b)`` on equal slices of range(n), halved when memory runs out."""
+        done: list[T] = []
+        a = 0
+        while a < n:
+            rounds = math.ceil((n - a) / self.max_batch)
+            b = a + math.ceil((n - a) / rounds)
+            try:
+                done.append(work(a, b))
+                a = b
+            except RuntimeError as error:
+                if b - a == 1 or not _is_out_of_memory(error):
+                    raise
+                self.max_batch = (b - a) // 2
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+        return done
+
+
+def _stack(conds: Sequence[Condition], counts: Sequence[int]) -> Condition:
+    return conds[0] if len(conds) == 1 else type(conds[0]).stack(conds, counts)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has a class for it; MPS and the CPU's allocator only say so."""
+    text = str(error).lower()
+    return (
+        isinstance(error, torch.OutOfMemoryError)
+        or "out of memory" in text
+        or "can't allocate memory" in text
+    )

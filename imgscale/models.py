@@ -1,0 +1,158 @@
+"""From what a user calls a model to a loaded pipeline and its settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imgscale.errors import UnknownName, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+SETTINGS = "imgscale.json"
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What the search should know of a model; `imgscale.json` in its folder, all of it optional.
+
+    Args:
+        steps: Transitions of an ordinary sample; the pipeline's own default for None.
+        guidance_scale: The pipeline's own default for None.
+        distilled: Whether it is a few-step model, whose x0 is sharp from the start.
+        clip: The open_clip folder or "model/pretrained" that `verifier="clip"` means; the verifier's default for None.
+        defaults: Further arguments of every pipeline call.
+        summary: One line for lists.
+    """
+
+    steps: int | None = None
+    guidance_scale: float | None = None
+    distilled: bool = False
+    clip: str | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+    summary: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelSettings:
+        """The settings in a model's folder, or the defaults.
+
+        Raises:
+            UserError: The file can't be read or has unknown keys.
+        """
+        file = folder / SETTINGS
+        if not file.exists():
+            return cls()
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} can't be read as JSON ({error}); mend it or delete it.") from error
+        known = {f.name for f in fields(cls)}
+        for key in values:
+            if key not in known:
+                raise UnknownName(f"key in {file}", key, known)
+        return cls(**values)
+
+
+def bundled_folder() -> Path:
+    """Where the bundled models lie."""
+    return Path(str(resources.files("imgscale.assets") / "shapes"))
+
+
+def bundled() -> dict[str, Path]:
+    """The bundled generators by name."""
+    return {p.parent.name: p.parent for p in sorted(bundled_folder().glob("*/model_index.json"))}
+
+
+def load_pipeline(
+    model: Any, *, device: str | torch.device | None, dtype: torch.dtype | None
+) -> tuple[Any, str, ModelSettings]:
+    """The pipeline, what to call it in records, and its settings.
+
+    Args:
+        model: A bundled name, a folder, a hub id, or a loaded diffusers pipeline, which stays as it is.
+        device: Where to load to; CUDA or MPS where there is one, if None. Not for a loaded pipeline.
+        dtype: Of the weights; float32 on a CPU and bfloat16 elsewhere, if None. Not for a loaded pipeline.
+
+    Raises:
+        UserError: Nothing loads by this name; the message says why.
+    """
+    if not isinstance(model, str | Path):
+        if device is not None or dtype is not None:
+            raise UserError(
+                "A loaded pipeline keeps its device and dtype; move it yourself (pipe.to(…)) and leave out"
+                " device= and dtype=."
+            )
+        source = str(getattr(model, "config", {}).get("_name_or_path") or type(model).__name__)
+        folder = Path(source)
+        return model, source, ModelSettings.read(folder) if folder.is_dir() else ModelSettings()
+
+    name = str(model)
+    known = bundled()
+    folder = known.get(name) or Path(name).expanduser()
+    local = folder.is_dir()
+    if local and not (folder / "model_index.json").exists():
+        raise UserError(
+            f"The folder {name!r} holds no model_index.json, so it is no diffusers pipeline; give one."
+        )
+    if not local and not _may_be_hub_id(name):
+        raise UnknownName("model", name, known, "A folder or a hub id (owner/name) will do, too.")
+    pipe = _from_pretrained(str(folder) if local else name, name, device, dtype)
+    return pipe, name, ModelSettings.read(folder) if local else ModelSettings()
+
+
+def _may_be_hub_id(name: str) -> bool:
+    owner, slash, rest = name.partition("/")
+    return bool(owner and slash and rest) and not name.startswith((".", "/", "~")) and "/" not in rest
+
+
+def _from_pretrained(
+    source: str, name: str, device: str | torch.device | None, dtype: torch.dtype | None
+) -> Any:
+    import torch
+    from diffusers import DiffusionPipeline
+    from diffusers.utils import logging
+
+    if device is None:
+        device = (
+            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        )
+    try:
+        device = torch.device(device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"The device {str(device)!r} can't be used here ({_line(error)}); try 'cpu'."
+        ) from error
+    if dtype is None:
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    logging.disable_progress_bar()
+    try:
+        pipe = DiffusionPipeline.from_pretrained(source, torch_dtype=dtype, use_safetensors=True)
+    except Exception as error:  # diffusers, the hub and safetensors raise a dozen kinds
+        raise UserError(_why_not(name, error)) from error
+    finally:
+        logging.enable_progress_bar()
+    if device.type == "cpu" and getattr(pipe, "vae", None) is not None:
+        pipe.vae.to(memory_format=torch.channels_last)  # convolutions run several times faster so
+    return pipe.to(device)
+
+
+def _why_not(name: str, error: Exception) -> str:
+    text = _line(error)
+    lower = text.lower()
+    if "gated" in lower or "401" in lower or "403" in lower:
+        return f"The model {name!r} is gated: accept its licence on the hub and log in with 'hf auth login'."
+    if isinstance(error, MemoryError) or "out of memory" in lower:
+        return f"There isn't enough memory to load {name!r}; choose a smaller model or dtype."
+    if "header" in lower or "safetensor" in lower or "corrupt" in lower or "incomplete" in lower:
+        return f"A weights file of {name!r} is damaged or incomplete ({text}); fetch the model again."
+    return f"The model {name!r} can't be loaded: {text} Check the name, the network, or give a local folder."
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "…"

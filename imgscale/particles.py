@@ -1,0 +1,122 @@
+"""Particles: a batch of trajectories at one place of one schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from imgscale.keys import fold
+from imgscale.paths import Path
+
+Index = int | slice | Sequence[int] | Tensor
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Where trajectories are evaluated: a path and decreasing times on it.
+
+    Args:
+        path: The path that x lives on; the model's own or another.
+        times: ``steps + 1`` times, from noise to data. The model is evaluated at each but a final 0.
+    """
+
+    path: Path
+    times: tuple[float, ...]
+
+    @property
+    def steps(self) -> int:
+        """The number of transitions."""
+        return len(self.times) - 1
+
+    def nfe(self, start: int, stop: int) -> int:
+        """Model evaluations that one particle needs from step ``start`` (done) to step ``stop``."""
+        return sum(t > 0 for t in self.times[start + 1 : stop + 1])
+
+
+@dataclass(frozen=True)
+class Particles:
+    """n trajectories at one step. Indexing gives Particles: it is how searchers select and resample.
+
+    Args:
+        schedule: Where they travel.
+        step: In [0, schedule.steps]; they are at ``schedule.times[step]``.
+        x: float32 (n, *latent), the noisy latents.
+        x0: float32 (n, *latent), Tweedie's estimate of the data, which previews and verifiers see.
+        keys: int64 (n,), from which the noise of the next transitions derives.
+        seeds: int64 (n,), the keys of the prior noise they started from.
+        scores: float64 (n,), rewards of x0, or None while nobody has scored them.
+    """
+
+    schedule: Schedule
+    step: int
+    x: Tensor
+    x0: Tensor
+    keys: Tensor
+    seeds: Tensor
+    scores: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: Index) -> Particles:
+        where = (
+            torch.as_tensor([index] if isinstance(index, int) else index)
+            if not isinstance(index, slice)
+            else index
+        )
+        there = where.to(self.x.device) if isinstance(where, Tensor) else where
+        scores = None if self.scores is None else self.scores[where]
+        return replace(
+            self,
+            x=self.x[there],
+            x0=self.x0[there],
+            keys=self.keys[where],
+            seeds=self.seeds[where],
+            scores=scores,
+        )
+
+    @property
+    def time(self) -> float:
+        return self.schedule.times[self.step]
+
+    @property
+    def finished(self) -> bool:
+        """Whether x is data."""
+        return self.time == 0
+
+    def branch(self, n: int, first: int = 0) -> Particles:
+        """``n`` children of each particle, in order, with keys of their own.
+
+        Args:
+            n: Children per particle.
+            first: The number of the first child. Children of one parent with different numbers draw different noise.
+        """
+        index = torch.arange(len(self)).repeat_interleave(n)
+        number = torch.arange(first, first + n).repeat(len(self))
+        children = self[index]
+        return replace(children, keys=fold(children.keys, self.step, number))
+
+
+def join(parts: Sequence[Particles]) -> Particles:
+    """Particles at the same place as one batch; scored only if all are.
+
+    Raises:
+        ValueError: They are at different places.
+    """
+    first = parts[0]
+    if any((p.schedule, p.step) != (first.schedule, first.step) for p in parts):
+        raise ValueError("Only particles at the same step of the same schedule can be joined.")
+    scores = [p.scores for p in parts]
+    return replace(
+        first,
+        x=torch.cat([p.x for p in parts]),
+        x0=torch.cat([p.x0 for p in parts]),
+        keys=torch.cat([p.keys for p in parts]),
+        seeds=torch.cat([p.seeds for p in parts]),
+        scores=torch.cat([s for s in scores if s is not None])
+        if all(s is not None for s in scores)
+        else None,
+    )

@@ -1,0 +1,180 @@
+"""Names for searchers and verifiers: one decorator each, collisions refused, options read off the signature.
+
+A name may carry options, in Python or on the command line alike: ``"rbf(restarts=2, path=vp)"``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, TypeVar
+
+from imgscale.errors import UnknownName, UserError
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered searcher or verifier.
+
+    Args:
+        name: What users write.
+        target: The function or class.
+        cite: BibTeX keys of the papers (see `imgscale cite`).
+    """
+
+    name: str
+    target: Callable[..., Any]
+    cite: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return (inspect.getdoc(self.target) or "").partition("\n")[0]
+
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The keyword-only parameters: the options that users may set."""
+        parameters = inspect.signature(self.target).parameters.values()
+        return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with texts turned into the types of the signature.
+
+        Raises:
+            UserError: An option that doesn't exist or doesn't have the right type.
+        """
+        known = self.options()
+        hints = typing.get_type_hints(
+            self.target if inspect.isfunction(self.target) else self.target.__init__  # type: ignore[misc]
+        )
+        for name in options:
+            if name not in known:
+                raise UnknownName(f"option of {self.name!r}", name, known)
+        return {k: _typed(v, hints.get(k, Any), f"{self.name}'s option {k}") for k, v in options.items()}
+
+
+class Registry:
+    """Entries by name, filled by importing the modules of one package on first use."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind = kind
+        self._package = package
+        self._entries: dict[str, Entry] = {}
+        self._imported = False
+
+    def __call__(self, name: str, *, cite: str | tuple[str, ...] = ()) -> Callable[[T], T]:
+        """Decorator that registers its target.
+
+        Raises:
+            ValueError: The name is taken by another target.
+        """
+
+        def register(target: T) -> T:
+            old = self._entries.get(name)
+            if old and (old.target.__module__, old.target.__qualname__) != (
+                target.__module__,
+                target.__qualname__,
+            ):
+                raise ValueError(f"The {self.kind} name {name!r} is taken by {old.target.__module__}.")
+            self._entries[name] = Entry(name, target, (cite,) if isinstance(cite, str) else cite)
+            return target
+
+        return register
+
+    def __iter__(self) -> Iterator[Entry]:
+        self._discover()
+        return iter(sorted(self._entries.values(), key=lambda entry: entry.name))
+
+    def __getitem__(self, name: str) -> Entry:
+        self._discover()
+        if name not in self._entries:
+            raise UnknownName(self.kind, name, self._entries)
+        return self._entries[name]
+
+    def resolve(self, spec: str, options: Mapping[str, Any] | None = None) -> tuple[Entry, dict[str, Any]]:
+        """The entry and the checked options of ``"name"`` or ``"name(option=value, …)"``."""
+        name, written = parse(spec)
+        entry = self[name]
+        return entry, entry.check({**written, **(options or {})})
+
+    def _discover(self) -> None:
+        if not self._imported:
+            package = importlib.import_module(self._package)
+            for module in pkgutil.iter_modules(package.__path__, self._package + "."):
+                importlib.import_module(module.name)
+            self._imported = True
+
+
+searcher = Registry("searcher", "imgscale.searchers")
+verifier = Registry("verifier", "imgscale.verifiers")
+
+
+def parse(spec: str) -> tuple[str, dict[str, str]]:
+    """Splits ``"name(a=1, b=x(2,3))"`` into the name and its options as texts.
+
+    Raises:
+        UserError: The text has another form.
+    """
+    match = re.fullmatch(r"\s*([\w.+-]+)\s*(?:\((.*)\))?\s*", spec, re.DOTALL)
+    if not match:
+        raise UserError(f"{spec!r} is no name; write it like rbf or rbf(option=value, other=value).")
+    options: dict[str, str] = {}
+    for part in _split(match[2] or ""):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip().isidentifier():
+            raise UserError(f"The option {part!r} in {spec!r} is no option=value pair.")
+        options[key.strip()] = value.strip()
+    return match[1], options
+
+
+def _split(text: str) -> list[str]:
+    """Splits at commas outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [part for part in [*parts, text[start:]] if part.strip()]
+
+
+def _typed(value: Any, hint: Any, what: str) -> Any:
+    """The value in the type of the hint; texts are read as the command line writes them."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) not in (None, typing.Literal) else (hint,)
+    allowed: list[str] = []
+    for kind in kinds:
+        if kind is Any:
+            return value
+        if typing.get_origin(kind) is typing.Literal:
+            allowed += map(repr, typing.get_args(kind))
+            if value in typing.get_args(kind):
+                return value
+        elif kind in (None, NoneType):
+            allowed.append("none")
+            if value is None or (isinstance(value, str) and value.lower() == "none"):
+                return None
+        elif kind is bool:
+            allowed.append("true or false")
+            if isinstance(value, bool):
+                return value
+            if isinstance(value, str) and value.lower() in ("true", "false"):
+                return value.lower() == "true"
+        elif kind in (int, float):
+            allowed.append("a whole number" if kind is int else "a number")
+            try:
+                if not isinstance(value, bool) and (kind is float or float(value) == int(float(value))):
+                    return kind(float(value)) if kind is float else int(float(value))
+            except (TypeError, ValueError, OverflowError):
+                pass
+        else:
+            allowed.append("text" if kind is str else getattr(kind, "__name__", str(kind)))
+            if isinstance(value, kind) if isinstance(kind, type) else True:
+                return value
+    raise UserError(f"{what[0].upper()}{what[1:]} can't be {value!r}; give {' or '.join(allowed)}.")

@@ -1,0 +1,374 @@
+"""The front door: `load` a model, call it like a pipeline, get a searched image."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from imgscale import registry
+from imgscale.budget import Budget, Meter
+from imgscale.engine import Engine, Search, Verifier
+from imgscale.errors import UserError
+from imgscale.models import ModelSettings, load_pipeline
+from imgscale.problem import Problem, Verb
+from imgscale.result import Candidate, Plain, SearchOutput
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from torch import Tensor
+
+Searcher = Callable[..., Verb]
+VerifierLike = str | Verifier | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a callback hears after every engine step.
+
+    Args:
+        searches: How many run together.
+        nfe: Model evaluations spent by all of them.
+        total: What they may spend together, or None.
+        best: The best scores so far, one per search; None while there is none.
+        preview: Decodes the most promising x0 of a search, by its number: a PIL image, or None at the very start.
+        cancel: Ends all searches with their best so far.
+    """
+
+    searches: int
+    nfe: int
+    total: int | None
+    best: list[float | None]
+    preview: Callable[[int], Image | None]
+    cancel: Callable[[], None]
+
+
+def load(
+    model: Any = "shapes-flow",
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    max_batch: int = 32,
+) -> Scaler:
+    """A model, ready to search with.
+
+    Args:
+        model: A bundled name (`imgscale list models`), a diffusers folder, a hub id, or a loaded diffusers pipeline,
+            which is left exactly as it is: LoRAs, offloading, tiling and quantisation stay the user's.
+        device: Where to load to; the accelerator if there is one.
+        dtype: Of the weights; float32 on a CPU and bfloat16 elsewhere.
+        max_batch: Images per call of the network; halved by itself when memory runs out.
+
+    Raises:
+        UserError: It can't be loaded; the message says why and what to do.
+    """
+    from imgscale.denoiser import Denoiser
+
+    if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
+        raise UserError(f"max_batch can't be {max_batch!r}; give a whole number of at least 1.")
+    pipe, name, settings = load_pipeline(model, device=device, dtype=dtype)
+    return Scaler(Engine(Denoiser(pipe, settings.defaults), max_batch), name, settings)
+
+
+class Scaler:
+    """Searches for better images with one model. Made by `load`.
+
+    Args:
+        engine: Runs the searches.
+        name: The model's name in records.
+        settings: What the search should know of the model.
+    """
+
+    def __init__(self, engine: Engine, name: str, settings: ModelSettings | None = None) -> None:
+        self.engine = engine
+        self.name = name
+        self.settings = settings or ModelSettings()
+        self._verifiers: dict[Any, Verifier] = {}
+
+    def __call__(
+        self,
+        prompt: str | Sequence[str],
+        negative_prompt: str | None = None,
+        *,
+        searcher: str | Searcher = "rbf",
+        verifier: VerifierLike = "clip",
+        report: Sequence[VerifierLike] = (),
+        budget: int | Budget = 200,
+        seed: int = 0,
+        height: int | None = None,
+        width: int | None = None,
+        num_inference_steps: int | None = None,
+        guidance_scale: float | None = None,
+        options: Mapping[str, Any] | None = None,
+        plain: bool = True,
+        progress: bool = True,
+        callback: Callable[[Progress], None] | None = None,
+        **pipeline_arguments: Any,
+    ) -> Any:
+        """Searches for the image of a prompt that the verifier likes best.
+
+        Args:
+            prompt: What to draw. Several prompts are searched side by side and share batches.
+            negative_prompt: What guidance steers away from.
+            searcher: A name, a name with options such as "rbf(explore=0.5)", or a searcher function.
+            verifier: Steers the search: a name, a name with options, a verifier, or any function of images
+                (n, 3, h, w) in [0, 1] and n prompts to n scores.
+            report: Verifiers that score the best images and never steer: the held-out judges.
+            budget: Model evaluations, or a `Budget`. Never exceeded.
+            seed: From 0 to 2**63 − 1. The plain image is the pipeline's own for this seed on a CPU generator.
+            height: In pixels; the model's default for None.
+            width: In pixels; the model's default for None.
+            num_inference_steps: Transitions of an ordinary sample; the model's default for None.
+            guidance_scale: The model's default for None.
+            options: The searcher's options by name.
+            plain: Also make the pipeline's own image for comparison, outside of the budget.
+            progress: Show a tqdm bar.
+            callback: Called after every engine step, also to cancel.
+            **pipeline_arguments: Further arguments of the pipeline's call.
+
+        Returns:
+            A `SearchOutput`, or a list of them for several prompts.
+
+        Raises:
+            UserError: Something asked for doesn't exist or can't be done; the message says what would do.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        for text in prompts:
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"The prompt can't be {text!r}; write what the image should show.")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise UserError(f"The seed can't be {seed!r}; give a whole number from 0 to 2**63 - 1.")
+        limits = Budget.of(budget)
+        name, make, searcher_options = _searcher(searcher, options)
+        judge = self.verifier(verifier)
+        reports = [v for v in map(self.verifier, report) if v.name != judge.name]
+
+        steps = self._steps(num_inference_steps)
+        conds = [
+            self.engine.denoiser.encode(
+                text,
+                negative_prompt,
+                height=height,
+                width=width,
+                guidance_scale=self.settings.guidance_scale if guidance_scale is None else guidance_scale,
+                **pipeline_arguments,
+            )
+            for text in prompts
+        ]
+
+        def search(cond: Any, budget: Budget, make: Callable[[Problem], Verb]) -> Search:
+            problem = Problem(
+                self.engine.denoiser,
+                cond,
+                steps=steps,
+                seed=seed,
+                meter=Meter(budget),
+                distilled=self.settings.distilled,
+                ceiling=judge.range[1] if judge.range else None,
+            )
+            _check_budget(budget, problem.sample_nfe)
+            return Search(problem, make(problem), judge, reports)
+
+        def steer(problem: Problem) -> Verb:
+            return make(problem, np.random.default_rng((seed, 1)), **searcher_options)
+
+        plains: list[Search] = []
+        searches = [search(cond, limits, steer) for cond in conds]
+        if plain:
+            one = Budget(nfe=searches[0].problem.sample_nfe)
+            plains = [search(cond, one, _one_sample) for cond in conds]
+            self.engine.run(plains)
+        for s in searches:  # the clock of a search starts now, not while others were made
+            s.meter.restart()
+        with _Watch(self.engine, searches, limits, progress, callback) as watch:
+            self.engine.run(searches, watch.tick, watch.cancelled)
+        settings = {
+            "model": self.name,
+            "negative_prompt": negative_prompt,
+            "searcher": name,
+            "options": searcher_options,
+            "verifier": judge.name,
+            "report": [v.name for v in reports],
+            "verifiers": {v.name: v.identity() for v in (judge, *reports)},
+            "budget": {k: v for k, v in asdict(limits).items() if v is not None},
+            "seed": seed,
+            "height": conds[0].height,
+            "width": conds[0].width,
+            "num_inference_steps": steps,
+            "guidance_scale": self.settings.guidance_scale if guidance_scale is None else guidance_scale,
+            "max_batch": self.engine.max_batch,
+            "pipeline_arguments": pipeline_arguments,
+            "pipeline": self.engine.denoiser.description,
+        }
+        outputs = [
+            self._output(text, s, plains[i] if plains else None, settings)
+            for i, (text, s) in enumerate(zip(prompts, searches, strict=True))
+        ]
+        return outputs[0] if isinstance(prompt, str) else outputs
+
+    def verifier(self, spec: VerifierLike) -> Verifier:
+        """The verifier of a name, a name with options, or a function; made once and kept.
+
+        Raises:
+            UserError: There is none such.
+        """
+        if not isinstance(spec, str):
+            return spec if hasattr(spec, "identity") else _Function(spec)  # type: ignore[return-value]
+        if spec not in self._verifiers:
+            entry, options = registry.verifier.resolve(spec)
+            if entry.name == "clip" and "model" not in options and self.settings.clip:
+                options["model"] = self.settings.clip
+            if "device" in entry.options() and "device" not in options:
+                options["device"] = str(self.engine.denoiser.device)
+            self._verifiers[spec] = entry.target(**options)
+        return self._verifiers[spec]
+
+    def _steps(self, steps: int | None) -> int:
+        if steps is None:
+            return self.settings.steps or self.engine.denoiser.steps_default
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 1000:
+            raise UserError(f"num_inference_steps can't be {steps!r}; give a whole number from 1 to 1000.")
+        return steps
+
+    def _output(
+        self, prompt: str, search: Search, plain: Search | None, settings: dict[str, Any]
+    ) -> SearchOutput:
+        best = search.best
+        assert best is not None, "the engine always leaves an answer"
+        stopped = {"stopped": search.stopped, "nfe": search.meter.ledger.nfe}
+        return SearchOutput(
+            prompt=prompt,
+            model=self.name,
+            searcher=settings["searcher"],
+            verifier=settings["verifier"],
+            images=[to_pil(best.image)],
+            scores=_scores(search, best),
+            seeds=[best.seed],
+            ledger=search.meter.ledger,
+            trace=search.trace,
+            plain=Plain(to_pil(plain.best.image), _scores(plain, plain.best))
+            if plain and plain.best
+            else None,
+            stopped=search.stopped,
+            finished=best.finished,
+            settings={"prompt": prompt, **settings, **stopped},
+            events=search.events,
+        )
+
+
+def to_pil(image: Tensor) -> Image:
+    """A PIL image of a tensor (3, h, w) in [0, 1], rounded as diffusers does."""
+    from PIL import Image
+
+    pixels = (image.clamp(0, 1).permute(1, 2, 0).cpu().numpy() * 255).round().astype("uint8")
+    return Image.fromarray(pixels)
+
+
+def _scores(search: Search, best: Candidate) -> dict[str, float]:
+    return {search.verifier.name: best.score, **best.report}
+
+
+def _one_sample(problem: Problem) -> Verb:
+    samples = yield from problem.sample(1)
+    yield from problem.score(samples)
+
+
+def _check_budget(budget: Budget, sample_nfe: int) -> None:
+    if budget.nfe is not None and budget.nfe < sample_nfe:
+        raise UserError(
+            f"A budget of {budget.nfe} model evaluations can't finish one image, which takes {sample_nfe}; give"
+            f" budget={sample_nfe} or more, or fewer num_inference_steps."
+        )
+
+
+def _searcher(
+    spec: str | Searcher, options: Mapping[str, Any] | None
+) -> tuple[str, Searcher, dict[str, Any]]:
+    if isinstance(spec, str):
+        entry, checked = registry.searcher.resolve(spec, options)
+    elif inspect.isgeneratorfunction(spec):
+        entry = registry.Entry(getattr(spec, "__name__", "custom").replace("_", "-"), spec)
+        checked = entry.check(options or {})
+    else:
+        raise UserError(
+            f"The searcher can't be {spec!r}; give a name or a generator function (problem, rng)."
+        )
+    return entry.name, entry.target, checked
+
+
+class _Function:
+    """A plain function as a verifier."""
+
+    range = None
+    reads_prompt = True
+    differentiable = False
+
+    def __init__(self, function: Any) -> None:
+        if not callable(function):
+            raise UserError(
+                f"The verifier can't be {function!r}; give a name or a function of images and prompts."
+            )
+        self._function = function
+        self.name = str(getattr(function, "__name__", type(function).__name__))
+
+    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        import torch
+
+        return torch.as_tensor(self._function(images, prompts), dtype=torch.float32)
+
+    def identity(self) -> dict[str, Any]:
+        return {"source": f"{getattr(self._function, '__module__', '?')}.{self.name}"}
+
+
+class _Watch:
+    """Progress for people: a tqdm bar and the callback; and the wish to cancel."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        searches: Sequence[Search],
+        budget: Budget,
+        progress: bool,
+        callback: Callable[[Progress], None] | None,
+    ) -> None:
+        self._engine, self._searches, self._callback = engine, searches, callback
+        self._total = None if budget.nfe is None else budget.nfe * len(searches)
+        self._show = progress
+        self._stop = False
+
+    def __enter__(self) -> _Watch:
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(total=self._total, unit="NFE", disable=not self._show, leave=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def cancelled(self) -> bool:
+        return self._stop
+
+    def cancel(self) -> None:
+        self._stop = True
+
+    def tick(self, searches: Sequence[Search]) -> None:
+        nfe = sum(s.meter.ledger.nfe for s in searches)
+        best = [s.best.score if s.best else None for s in searches]
+        known = [score for score in best if score is not None and math.isfinite(score)]
+        if known:
+            self._bar.set_postfix(best=f"{sum(known) / len(known):.4f}", refresh=False)
+        self._bar.update(nfe - self._bar.n)
+        if self._callback:
+            self._callback(Progress(len(searches), nfe, self._total, best, self._preview, self.cancel))
+
+    def _preview(self, index: int) -> Image | None:
+        search = self._searches[index]
+        if search.best is not None:
+            return to_pil(search.best.image)
+        held = search.problem.incumbent
+        return None if held is None else to_pil(self._engine.decode(held.x0, [search.problem.cond], [1])[0])
