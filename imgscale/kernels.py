@@ -83,9 +83,7 @@ class Kernel(ABC):
         fresh is 0 where t_next = 0: the last transition is deterministic.
         """
 
-    def __call__(
-        self, path: Path, t: Time, t_next: Time, x: Tensor, x0: Tensor, noise: Tensor | None = None
-    ) -> Tensor:
+    def __call__(self, path: Path, t: Time, t_next: Time, x: Tensor, x0: Tensor, noise: Tensor | None = None) -> Tensor:
         """One step from t down to t_next.
 
         Args:

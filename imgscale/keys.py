@@ -70,9 +70,7 @@ def root(seed: int, n: int) -> Tensor:
         UserError: The seed is out of range.
     """
     if not 0 <= seed < 2**63:
-        raise UserError(
-            f"The seed must be a whole number from 0 to 2**63 - 1, not {seed}: choose such a one."
-        )
+        raise UserError(f"The seed must be a whole number from 0 to 2**63 - 1, not {seed}: choose such a one.")
     keys = fold(torch.full((n,), seed), torch.arange(n))
     keys[:1] = seed
     return keys

@@ -147,9 +147,7 @@ def test_float32_latents_lose_only_their_own_rounding(k: Kernel) -> None:
 def test_steps_are_differentiable_to_the_end(k: Kernel) -> None:
     x, x0, noise = draws()
     x.requires_grad_(), x0.requires_grad_()
-    k(
-        VP(), torch.tensor([1.0, 0.7, 0.2, 0.0]), torch.tensor([0.9, 0.6, 0.0, 0.0]), x, x0, noise
-    ).sum().backward()
+    k(VP(), torch.tensor([1.0, 0.7, 0.2, 0.0]), torch.tensor([0.9, 0.6, 0.0, 0.0]), x, x0, noise).sum().backward()
     for leaf in (x, x0):
         assert leaf.grad is not None and leaf.grad.isfinite().all() and leaf.grad.abs().sum() > 0
 
@@ -194,9 +192,7 @@ def test_renoise_undoes_a_ddim_step_in_law(p: Path) -> None:
     assert renoise(p, NEXT, T, column(signal, one) * one, 0 * one).item() == pytest.approx(p.alpha(T).item())
 
 
-@pytest.mark.parametrize(
-    "times", [(0.4, 0.5), (1.1, 0.5), (0.5, -0.1), (float("nan"), 0.1), (0.5, float("nan"))]
-)
+@pytest.mark.parametrize("times", [(0.4, 0.5), (1.1, 0.5), (0.5, -0.1), (float("nan"), 0.1), (0.5, float("nan"))])
 def test_times_out_of_order_are_refused(times: tuple[float, float]) -> None:
     x, x0, noise = draws()
     with pytest.raises(ValueError, match="0 <= cleaner <= noisier <= 1"):

@@ -27,9 +27,7 @@ def test_the_reference_is_splitmix64() -> None:
     assert splitmix64(0) == 0xE220A8397B1DCDAF  # the first output from seed 0, as published
 
 
-@pytest.mark.parametrize(
-    "data", [(0,), (1,), (-1,), (2**63 - 1,), (2**63,), (-(2**63),), (2**70 + 5,), (3, 1, 4), ()]
-)
+@pytest.mark.parametrize("data", [(0,), (1,), (-1,), (2**63 - 1,), (2**63,), (-(2**63),), (2**70 + 5,), (3, 1, 4), ()])
 def test_fold_agrees_with_exact_integers(data: tuple[int, ...]) -> None:
     keys = [0, 1, 7, 2**31, 2**32 + 9, 2**63 - 1]
     assert fold(torch.tensor(keys), *data).tolist() == [exact_fold(key, *data) for key in keys]

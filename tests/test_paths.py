@@ -82,7 +82,7 @@ def test_discrete_passes_through_the_models_alphas() -> None:
 
 
 def test_discrete_timesteps_come_back_whole() -> None:
-    # A time that went through another path is rounded, and a timestep just below i would be truncated to i - 1.
+    # A time that went through another path is rounded, and a timestep just below i would truncate to i - 1.
     p = Discrete(ddpm())
     times = p.time(torch.arange(1000))
     _, there = convert(torch.ones(1000), times, p, Linear())
@@ -143,9 +143,7 @@ def test_names() -> None:
     assert path(discrete) is discrete
 
 
-@pytest.mark.parametrize(
-    "name", ["", "cosine", "vp(", "vp(1)", "vp(1,2,3)", "vp(a,b)", "discrete(1000)", "linear()"]
-)
+@pytest.mark.parametrize("name", ["", "cosine", "vp(", "vp(1)", "vp(1,2,3)", "vp(a,b)", "discrete(1000)", "linear()"])
 def test_an_unknown_name_is_refused_with_the_choices(name: str) -> None:
     with pytest.raises(UserError, match="linear") as refused:
         path(name)

@@ -39,9 +39,7 @@ class Condition:
         """One condition for a batch whose first counts[0] rows belong to conditions[0], and so on."""
         first = conditions[0]
         if any(condition.key != first.key for condition in conditions):
-            raise ValueError(
-                f"Can't stack conditions of keys {[c.key for c in conditions]}: group them by key."
-            )
+            raise ValueError(f"Can't stack conditions of keys {[c.key for c in conditions]}: group them by key.")
         rows = [s for c, n in zip(conditions, counts, strict=True) for s in c.shifts * (n // len(c.shifts))]
         prompt = " | ".join(dict.fromkeys(condition.prompt for condition in conditions))
         return Condition(prompt, first.height, first.width, first.latent_shape, tuple(rows))
@@ -131,9 +129,7 @@ class World(ABC):
     def grid(self, steps: int, cond: Condition) -> Tensor:
         """Uniform own-path times from 1 to 0; a discrete path's are whole timesteps."""
         times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-        return (
-            (times * self.path.steps).round() / self.path.steps if isinstance(self.path, Discrete) else times
-        )
+        return (times * self.path.steps).round() / self.path.steps if isinstance(self.path, Discrete) else times
 
     def predict(self, x: Tensor, t: Time, cond: Condition) -> Tensor:
         self.batches.append(len(x))
@@ -141,9 +137,7 @@ class World(ABC):
         alpha = column(self.path.alpha(t).expand(len(x)), x.double())
         flat = (x.double() - alpha * shift).flatten(1)
         alpha, sigma = (curve.expand(len(x))[:, None] for curve in (self.path.alpha(t), self.path.sigma(t)))
-        x0 = torch.where(
-            as_time(t).expand(len(x))[:, None] > 0, self.posterior_mean(flat, alpha, sigma), flat
-        )
+        x0 = torch.where(as_time(t).expand(len(x))[:, None] > 0, self.posterior_mean(flat, alpha, sigma), flat)
         return (x0.reshape(x.shape) + shift).to(x.dtype)
 
     def decode(self, x0: Tensor, cond: Condition) -> Tensor:
