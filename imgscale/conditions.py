@@ -160,9 +160,7 @@ class Encoder:
 
         return encode_prompt
 
-    def _row(
-        self, row: Row, bound: inspect.BoundArguments, shared: Hashable, texts: Mapping[str, list[str]]
-    ) -> Any:
+    def _row(self, row: Row, bound: inspect.BoundArguments, shared: Hashable, texts: Mapping[str, list[str]]) -> Any:
         key = (shared, freeze(texts))
         if key not in row.encoded:
             call = inspect.BoundArguments(self._signature, OrderedDict(bound.arguments, **texts))

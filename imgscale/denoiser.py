@@ -5,23 +5,22 @@ evaluation. The pipeline that the user passes in is never written to: every call
 is thrown away.
 """
 
-import copy
 import inspect
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from imgscale import schedules
-from imgscale.conditions import Condition, Encoder, Row, freeze, shapes
+from imgscale.calls import Caller, Latents
+from imgscale.conditions import Condition, Row, freeze, shapes
 from imgscale.errors import UnknownName, UserError
 from imgscale.paths import Path, Time, as_time
-from imgscale.pipelines import MIXED_TIMES
-from imgscale.recorder import Idle, record
+from imgscale.pipelines import MIXED_TIMES, SINGLE
+from imgscale.recorder import Idle
 from imgscale.schedules import Clock
 
 __all__ = ["Condition", "Denoiser"]
@@ -51,8 +50,7 @@ class Denoiser:
 
     def __init__(self, pipe: Any, defaults: Mapping[str, Any] | None = None) -> None:
         self._pipe = pipe
-        self._call = type(pipe).__call__
-        self._parameters = inspect.signature(self._call).parameters
+        self._parameters = inspect.signature(type(pipe).__call__).parameters
         self.name = type(pipe).__name__
         for needed in ("prompt", "latents", "output_type"):
             if needed not in self._parameters:
@@ -64,11 +62,8 @@ class Denoiser:
         self._check_names(self._defaults)
         self._schedule = schedules.read(pipe.scheduler)
         self.path: Path = self._schedule.path
-        self._encoder = Encoder(pipe.encode_prompt) if hasattr(pipe, "encode_prompt") else None
+        self._caller = Caller(pipe)
         self._conditions: OrderedDict[Any, Condition] = OrderedDict()
-        self._network = next(
-            (n for n in ("transformer", "unet") if isinstance(getattr(pipe, n, None), torch.nn.Module)), None
-        )
         self.guidance = self._guidance_argument()
         self.guidance_default: float | None = self._default(self.guidance) if self.guidance else None
         self.steps_default: int = self._default("num_inference_steps") or 50
@@ -83,8 +78,7 @@ class Denoiser:
     @property
     def dtype(self) -> torch.dtype:
         """What the network computes in."""
-        network = getattr(self._pipe, self._network) if self._network else self._pipe
-        return network.dtype  # type: ignore[no-any-return]
+        return (self._caller.network or self._pipe).dtype  # type: ignore[no-any-return]
 
     @property
     def description(self) -> dict[str, Any]:
@@ -124,9 +118,7 @@ class Denoiser:
         """
         self._check_names(extra)
         kwargs = {**self._defaults, **extra}
-        texts = {"prompt": prompt} | {
-            name: kwargs.pop(name) for name in list(kwargs) if _is_text(name, kwargs[name])
-        }
+        texts = {"prompt": prompt} | {name: kwargs.pop(name) for name in list(kwargs) if _is_text(name, kwargs[name])}
         for name, value in (("height", height), ("width", width)):
             if value is not None:
                 kwargs[name] = value
@@ -152,8 +144,10 @@ class Denoiser:
             (n, *cond.latent_shape) float32.
         """
         generators = [torch.Generator("cpu").manual_seed(int(key)) for key in keys.tolist()]
-        latents, _ = self._run(cond, len(generators), generator=generators, output_type="latent")
-        return latents.float()
+        latents = Latents(self._pipe)
+        kwargs = {**cond.kwargs, "generator": generators, "output_type": "latent"}
+        output, _ = self._caller(cond.rows_for(len(generators)), kwargs, latents=latents)
+        return (output if latents.drawn is None else latents.drawn).float()
 
     def grid(self, steps: int, cond: Condition) -> Tensor:
         """The times that the pipeline's own scheduler would visit, with its shift and spacing.
@@ -161,7 +155,7 @@ class Denoiser:
         Returns:
             float64 (steps + 1,), decreasing on `path`; the last is 0.
         """
-        return schedules.times(self._schedule, self._read_grid(cond, steps), steps)
+        return schedules.times(self._schedule, self._read_grid(cond.rows[0], cond.kwargs, steps), steps)
 
     def predict(self, x: Tensor, t: Time, cond: Condition) -> Tensor:
         """The model's estimate E[x0 | x_t], guidance included: one model evaluation for each row.
@@ -202,135 +196,93 @@ class Denoiser:
         Returns:
             (n, 3, height, width) float32 in [0, 1].
         """
-        images, _ = self._run(cond, len(x0), latents=x0, output_type="pt")
+        kwargs = {**cond.kwargs, "output_type": "pt"}
+        images, _ = self._caller(cond.rows_for(len(x0)), kwargs, x=self._cast(x0, cond))
+        if not hasattr(self._pipe, "image_processor"):  # which is what brings images from [-1, 1] to [0, 1]
+            images = (images / 2 + 0.5).clamp(0, 1)
         return images.float()
 
-    # How the pipeline is called
-
     def _evaluate(self, x: Tensor, t: Tensor, cond: Condition, copies: int = 1) -> Tensor:
+        if cond.passes in SINGLE.get(self.name, ()) and len(x) > 1:
+            return torch.cat([self._evaluate(x[i : i + 1], t, cond.at([i])) for i in range(len(x))])
         timesteps = cond.clock.timestep(t).repeat(copies)[None] if t.ndim else cond.clock.timestep(t)[None]
-        _, recorder = self._run(cond, len(x), timesteps, latents=x, output_type="latent")
+        kwargs = {**cond.kwargs, "output_type": "latent"}
+        _, recorder = self._caller(cond.rows_for(len(x)), kwargs, timesteps, x=self._cast(x, cond))
         return self._schedule.x0(x.float(), t, recorder.recorded_output)
 
-    def _run(
-        self, cond: Condition, n: int, timesteps: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Any]:
-        """One call of the pipeline for a batch of n: what it returns, and the recorder."""
-        rows = cond.rows_for(n)
-        recorder = record(self._pipe.scheduler, torch.empty(0) if timesteps is None else timesteps)
-        return self._run_rows(rows, cond.kwargs, recorder, cond.latent_dtype, **kwargs), recorder
-
-    def _run_rows(
-        self,
-        rows: tuple[Row, ...],
-        kwargs: Mapping[str, Any],
-        recorder: Any,
-        dtype: torch.dtype | None = None,
-        latents: Tensor | None = None,
-        idle: Idle | None = None,
-        observe: dict[str, int] | None = None,
-        **more: Any,
-    ) -> Tensor:
-        texts = {name: [row.texts[name] for row in rows] for name in rows[0].texts}
-        differentiable = torch.is_grad_enabled() and latents is not None and latents.requires_grad
-        call = inspect.unwrap(self._call) if differentiable else self._call
-        with _plain_mode(differentiable), self._view(rows, recorder) as view:
-            if idle is not None and self._network is not None:
-                view.__dict__[self._network] = idle
-            if observe is not None:
-                view.__dict__["prepare_latents"] = _observed(self._pipe.prepare_latents, observe)
-            if latents is not None:
-                # A tensor made under inference_mode may not meet an in-place operation outside of it.
-                latents = latents.clone() if latents.is_inference() else latents
-                more["latents"] = latents.to(self.device, dtype)
-            answer = call(view, **texts, **{"num_inference_steps": 1, **kwargs, **more}, return_dict=False)
-        return answer[0]  # type: ignore[no-any-return]
-
-    @contextmanager
-    def _view(self, rows: tuple[Row, ...], recorder: Any) -> Iterator[Any]:
-        """A copy of the pipeline to throw away. Its networks are shared: what a call changes there is undone."""
-        view = copy.copy(self._pipe)
-        # Straight into the dictionary: a pipeline's __setattr__ would write to its config, too.
-        view.__dict__.update(scheduler=recorder, _progress_bar_config={"disable": True})
-        if self._encoder is not None:
-            view.__dict__["encode_prompt"] = self._encoder.bind(rows)
-        if getattr(view, "safety_checker", None) is not None:
-            view.__dict__["safety_checker"] = None
-        if getattr(view, "_all_hooks", None):
-            view.__dict__[
-                "_all_hooks"
-            ] = []  # offloading hooks stay; a pipeline rebuilds them after every call
-        vae = getattr(view, "vae", None)
-        vae_dtype = getattr(vae, "dtype", None)
-        network = getattr(view, self._network) if self._network else None
-        processors = (
-            dict(network.attn_processors) if hasattr(view, "pag_applied_layers") and network else None
-        )
-        try:
-            yield view
-        finally:
-            if vae is not None and vae.dtype != vae_dtype:
-                vae.to(vae_dtype)
-            if network is not None and processors is not None and network.attn_processors != processors:
-                network.set_attn_processor(processors)
+    def _cast(self, x: Tensor, cond: Condition) -> Tensor:
+        # A tensor made under inference mode may not meet an in-place operation outside of it.
+        return (x.clone() if x.is_inference() else x).to(self.device, cond.latent_dtype)
 
     # How a condition is made
 
     def _encode(self, texts: dict[str, str], kwargs: dict[str, Any]) -> Condition:
         row = Row(texts)
-        size: dict[str, int] = {}
-        recorder = record(self._pipe.scheduler, None)
-        probe = {**kwargs, "num_inference_steps": self.steps_default}
         try:
-            latents = self._run_rows((row,), probe, recorder, observe=size, output_type="latent")
+            drawn, size, grid = self._probe(row, kwargs)
+            clock = Clock(self._schedule)
+            if not schedules.proportional(self._schedule, grid):
+                clock = Clock(self._schedule, self._read_grid(row, kwargs, 1000))
+            passes = self._passes(row, kwargs, drawn, clock)
         except (ValueError, TypeError) as error:
             raise UserError(f"{self.name} refuses this call: {' '.join(str(error).split())}") from error
-        shape = tuple(latents.shape[1:])
-        clock = Clock(self._schedule)
-        if not schedules.proportional(self._schedule, recorder.recorded_grid):
-            fine = record(self._pipe.scheduler, None)
-            self._run_rows((row,), {**kwargs, "num_inference_steps": 1000}, fine, output_type="latent")
-            clock = Clock(self._schedule, fine.recorded_grid)
+        shape = tuple(drawn.shape[1:])
         return Condition(
             key=(tuple(texts), freeze(kwargs), shape, *map(shapes, row.encoded.values())),
             height=kwargs.get("height") or size.get("height") or self._default("height") or 0,
             width=kwargs.get("width") or size.get("width") or self._default("width") or 0,
             latent_shape=shape,
-            latent_dtype=latents.dtype,
-            passes=self._passes(row, kwargs, latents, clock),
+            latent_dtype=drawn.dtype,
+            passes=passes,
             rows=(row,),
             stacked=False,
             kwargs=kwargs,
             clock=clock,
         )
 
-    def _passes(self, row: Row, kwargs: Mapping[str, Any], latents: Tensor, clock: Clock) -> int:
+    def _probe(
+        self, row: Row, kwargs: Mapping[str, Any]
+    ) -> tuple[Tensor, Mapping[str, int], tuple[Tensor, Tensor | None]]:
+        """Encodes the prompt, and finds out how the pipeline wants to be called."""
+        probe = {**kwargs, "num_inference_steps": self.steps_default, "output_type": "latent"}
+        latents = Latents(self._pipe)
+        try:
+            output, recorder = self._caller((row,), probe, read=True, latents=latents)
+        except UnboundLocalError:  # a variable of the loop is read after it
+            self._caller.turns = True
+            output, recorder = self._caller((row,), probe, read=True, latents=latents)
+        drawn = output if latents.drawn is None else latents.drawn
+        if drawn.shape != output.shape or not torch.equal(drawn, output):
+            self._caller.injects = True
+        return drawn, latents.size, recorder.recorded_grid
+
+    def _passes(self, row: Row, kwargs: Mapping[str, Any], x: Tensor, clock: Clock) -> int:
         """Forward passes in one evaluation, counted on a network that does nothing."""
-        if self._network is None:
-            return 1
-        idle = Idle(getattr(self._pipe, self._network))
-        recorder = record(self._pipe.scheduler, clock.timestep(torch.ones(1, dtype=torch.float64)))
-        self._run_rows(
-            (row,), kwargs, recorder, latents.dtype, latents=latents, idle=idle, output_type="latent"
-        )
+        kwargs = {**kwargs, "output_type": "latent"}
+        timesteps = clock.timestep(torch.ones(1, dtype=torch.float64))
+        idle = Idle(self._caller.network)
+        try:
+            self._caller((row,), kwargs, timesteps, x=x, idle=idle)
+        except (ValueError, RuntimeError):
+            if self._caller.injects:
+                raise
+            self._caller.injects = True  # it doesn't take latents in the layout of its own loop
+            idle = Idle(self._caller.network)
+            self._caller((row,), kwargs, timesteps, x=x, idle=idle)
         return max(idle.rows, 1)
 
-    def _read_grid(self, cond: Condition, steps: int) -> tuple[Tensor, Tensor | None]:
-        recorder = record(self._pipe.scheduler, None)
-        kwargs = {**cond.kwargs, "num_inference_steps": steps}
-        self._run_rows(cond.rows[:1], kwargs, recorder, cond.latent_dtype, output_type="latent")
+    def _read_grid(self, row: Row, kwargs: Mapping[str, Any], steps: int) -> tuple[Tensor, Tensor | None]:
+        kwargs = {**kwargs, "num_inference_steps": steps, "output_type": "latent"}
+        _, recorder = self._caller((row,), kwargs, read=True)
         return recorder.recorded_grid  # type: ignore[no-any-return]
 
     def _guidance_argument(self) -> str | None:
         """The argument that classifier-free guidance goes by, or the one that a distilled model embeds."""
-        network = getattr(self._pipe, self._network) if self._network else None
-        embeds = getattr(getattr(network, "config", None), "guidance_embeds", False)
+        embeds = getattr(getattr(self._caller.network, "config", None), "guidance_embeds", False)
         names = ("guidance_scale", "true_cfg_scale") if embeds else ("true_cfg_scale", "guidance_scale")
         return next((name for name in names if name in self._parameters), None)
 
-    def _guide(
-        self, kwargs: dict[str, Any], texts: dict[str, str], negative: str | None, scale: float | None
-    ) -> None:
+    def _guide(self, kwargs: dict[str, Any], texts: dict[str, str], negative: str | None, scale: float | None) -> None:
         if negative is not None:
             if "negative_prompt" not in self._parameters:
                 raise UserError(f"{self.name} takes no negative prompt: leave it out.")
@@ -339,6 +291,10 @@ class Denoiser:
             if self.guidance is None:
                 raise UserError(f"{self.name} takes no guidance_scale: leave it out.")
             kwargs[self.guidance] = scale
+        if "guidance_schedule" in self._parameters:  # by step, which a search has none of: its first value
+            schedule = kwargs.pop("guidance_schedule", None) or self._default("guidance_schedule")
+            kwargs["guidance_schedule"] = None
+            kwargs.setdefault("guidance_scale", schedule[0])
         if self.guidance == "true_cfg_scale" and "negative_prompt" not in texts:
             # Such pipelines guide only against a negative prompt: an empty one where guidance was asked for.
             if kwargs.setdefault("true_cfg_scale", 1.0) > 1:
@@ -347,9 +303,7 @@ class Denoiser:
     def _check_names(self, kwargs: Mapping[str, Any]) -> None:
         for name in kwargs:
             if name in _OURS:
-                raise UserError(
-                    f"The argument {name!r} of {self.name} is imgscale's own to set: leave it out."
-                )
+                raise UserError(f"The argument {name!r} of {self.name} is imgscale's own to set: leave it out.")
             if name not in self._parameters:
                 raise UnknownName(f"argument of {self.name}", name, set(self._parameters) - _OURS - {"self"})
 
@@ -364,8 +318,7 @@ class Denoiser:
     def _size_unit(self) -> int:
         """What heights and widths must be a multiple of; some pipelines would silently round them down."""
         unit = int(getattr(self._pipe, "vae_scale_factor", 1))
-        network = getattr(self._pipe, self._network) if self._network else None
-        patch = getattr(getattr(network, "config", None), "patch_size", 1)
+        patch = getattr(getattr(self._caller.network, "config", None), "patch_size", 1)
         packed = hasattr(self._pipe, "_pack_latents") or hasattr(self._pipe, "_patchify_latents")
         return unit * (patch if isinstance(patch, int) and patch > 1 else 2 if packed else 1)
 
@@ -395,26 +348,3 @@ _TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
 def _is_text(name: str, value: Any) -> bool:
     """Whether an argument is one of the prompts, which come one a row."""
     return isinstance(value, str) and _TEXT.fullmatch(name) is not None
-
-
-@contextmanager
-def _plain_mode(differentiable: bool) -> Iterator[None]:
-    """Gradients as asked, and never inference mode.
-
-    Pipelines and networks keep tensors (encodings, rotary tables) that a later call with gradients couldn't
-    use if they were inference tensors.
-    """
-    with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
-        yield
-
-
-def _observed(prepare_latents: Callable[..., Any], size: dict[str, int]) -> Callable[..., Any]:
-    """A pipeline's `prepare_latents` that leaves the image size it is called with in `size`."""
-    signature = inspect.signature(prepare_latents)
-
-    def observed(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
-        size.update({name: int(arguments[name]) for name in ("height", "width") if name in arguments})
-        return prepare_latents(*args, **kwargs)
-
-    return observed

@@ -10,4 +10,7 @@ MIXED_TIMES: dict[str, dict[int, int]] = {
     "StableDiffusionXLPipeline": {1: 1, 2: 2},
 }
 """By class and by the network's forward passes in one evaluation (2 with classifier-free guidance): how often
-the vector of times is repeated for every row of the network's batch to meet its own. What isn't listed can't."""
+the vector of times is repeated, so that every row of the network's batch meets its own. The rest can't."""
+
+SINGLE: dict[str, tuple[int, ...]] = {"PRXPipeline": (2,)}
+"""By class, the numbers of forward passes at which the pipeline itself fails on more than one prompt."""

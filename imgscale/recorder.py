@@ -34,7 +34,8 @@ class _Recorder:
     timesteps: Tensor
     recorded_output: Tensor | None
     recorded_grid: tuple[Tensor, Tensor | None] | None
-    _asked: Tensor | None
+    _asked: Tensor
+    _reads: bool
     _own: Any
 
     @property
@@ -53,58 +54,51 @@ class _Recorder:
         """Pipelines announce where they start; a recorder has no place to lose."""
 
 
-def _set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
-    device = kwargs.get("device", args[1] if len(args) > 1 else None)
-    if self._asked is None:
-        own = copy.deepcopy(self._own)
-        own.set_timesteps(*args, **kwargs)
-        self.recorded_grid = own.timesteps, getattr(own, "sigmas", None)
-        self.timesteps = torch.empty(0, device=device)
-    else:
-        self.timesteps = self._asked if device is None else self._asked.to(device)
-    self.sigmas = torch.zeros(len(self.timesteps) + 1, device=device)
-    self.num_inference_steps = len(self.timesteps)
-
-
-def _step(
-    self: Any, model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any
-) -> Answer:
-    self.recorded_output = model_output
-    return Answer((sample, sample))
-
-
-def _scale_model_input(self: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return sample
-
-
 @functools.cache
 def _recorder_class(own: Any) -> Any:
-    methods: dict[str, Any] = {"set_timesteps": _set_timesteps, "step": _step}
-    if hasattr(own, "scale_model_input"):
-        methods["scale_model_input"] = _scale_model_input
     # Pipelines look at signatures to decide what to pass (sigmas, mu, eta): show them the user's own.
-    overlay: dict[str, Any] = {
-        name: functools.wraps(getattr(own, name))(method) for name, method in methods.items()
-    }
+
+    @functools.wraps(own.set_timesteps)
+    def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
+        device = kwargs.get("device", args[1] if len(args) > 1 else None)
+        if self._reads:
+            original = copy.deepcopy(self._own)
+            original.set_timesteps(*args, **kwargs)
+            self.recorded_grid = original.timesteps, getattr(original, "sigmas", None)
+        self.timesteps = self._asked if device is None else self._asked.to(device)
+        self.sigmas = torch.zeros(len(self.timesteps) + 1, device=device)
+        self.num_inference_steps = len(self.timesteps)
+
+    @functools.wraps(own.step)
+    def step(self: Any, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, **__: Any) -> Answer:
+        self.recorded_output = model_output
+        return Answer((sample, sample))
+
+    overlay: dict[str, Any] = {"set_timesteps": set_timesteps, "step": step}
+    if hasattr(own, "scale_model_input"):
+        overlay["scale_model_input"] = lambda self, sample, *_, **__: sample
     return type(f"Recording{own.__name__}", (_Recorder, own), overlay)
 
 
-def record(scheduler: Any, timesteps: Tensor | None) -> Any:
+def record(scheduler: Any, timesteps: Tensor, read: bool = False) -> Any:
     """A stand-in for `scheduler`, which is neither changed nor stepped.
 
     Args:
         scheduler: The user's own diffusers scheduler.
         timesteps: What the model is to be called with, float32: (0,) for no evaluation, (1,) for one, (1, m)
-            for one with m times in the batch. None for no evaluation either, but with the grid that
-            `scheduler` would use left in `recorded_grid`: (timesteps, sigmas).
+            for one with m times in the batch.
+        read: Whether to keep the grid that `scheduler` would have used, as `recorded_grid`: (timesteps,
+            sigmas).
 
     Returns:
         A scheduler. After the pipeline's run its `recorded_output` is what the model answered, guidance
         included.
     """
-    recorder: Any = object.__new__(_recorder_class(type(scheduler)))
+    own: Any = type(scheduler)
+    recorder: Any = object.__new__(_recorder_class(own))
     recorder.__dict__.update(vars(scheduler))
-    recorder.__dict__.update(_own=scheduler, _asked=timesteps, recorded_output=None, recorded_grid=None)
+    recorder.__dict__.update(_own=scheduler, _asked=timesteps, _reads=read)
+    recorder.__dict__.update(recorded_output=None, recorded_grid=None)
     return recorder
 
 

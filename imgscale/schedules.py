@@ -69,11 +69,11 @@ class Clock:
         grid: (timesteps, sigmas) of the user's scheduler set to many steps, where they are not proportional.
     """
 
-    def __init__(self, schedule: Schedule, grid: tuple[Tensor, Tensor] | None = None) -> None:
+    def __init__(self, schedule: Schedule, grid: tuple[Tensor, Tensor | None] | None = None) -> None:
         self._schedule = schedule
         self._knots: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
-        if grid is not None:
-            steps, sigmas = (part.double().cpu().numpy() for part in grid)
+        if grid is not None and grid[1] is not None:
+            steps, sigmas = (as_time(part).numpy() for part in (grid[0], grid[1]))
             order = np.argsort(sigmas[: len(steps)])
             self._knots = sigmas[order], steps[order]
 
