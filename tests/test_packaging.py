@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+import imgscale
+from imgscale import models
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = ("searchers", "verifiers", "app", "assets")
@@ -108,8 +111,7 @@ def test_wheel_holds_every_module_once(wheel: Path) -> None:
 
 
 def test_wheel_claims_no_other_top_level_name(wheel: Path) -> None:
-    version = PROJECT["project"]["version"]
-    assert {name.split("/")[0] for name in names(wheel)} == {"imgscale", f"imgscale-{version}.dist-info"}
+    assert {name.split("/")[0] for name in names(wheel)} == {"imgscale", f"imgscale-{imgscale.__version__}.dist-info"}
     assert "imgscale/py.typed" in names(wheel)
 
 
@@ -185,6 +187,18 @@ def test_this_installation_offers_no_top_level_twin() -> None:
     assert str(ROOT) not in run(sys.executable, "-c", code)
 
 
+@pytest.mark.weights
+def test_bundled_models_load_from_the_wheel(site: Path) -> None:
+    code = (
+        "import imgscale, json; from imgscale import models\n"
+        "for name in models.bundled(): imgscale.load(name, device='cpu')\n"
+        "print(json.dumps(list(models.bundled())))"
+    )
+    loaded = json.loads(run(sys.executable, "-c", code, PYTHONPATH=str(site)).splitlines()[-1])
+    assert loaded
+    assert loaded == list(models.bundled())
+
+
 def test_help_answers_without_loading_models(site: Path) -> None:
     code = (
         "import sys; from imgscale.app.main import main\n"
@@ -198,7 +212,7 @@ def test_help_answers_without_loading_models(site: Path) -> None:
 
 
 def test_versions_agree() -> None:
-    version = PROJECT["project"]["version"]
+    version = imgscale.__version__
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {version}\n" in citation
     assert f"\n## {version} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
