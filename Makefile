@@ -8,7 +8,7 @@ CONSTRAINTS ?= constraints.txt
 PROMPT ?= two red circles above a blue square
 BUDGET ?= 200
 SEED ?= 0
-DEMO_ARGS ?= --budget $(BUDGET) --seed $(SEED) --out demo-out
+DEMO_ARGS ?= --budget $(BUDGET) --seed $(SEED) --out imgscale-out/demo
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
 
@@ -35,8 +35,8 @@ lint: $(STAMP)  ## check style, formatting and types
 bench: $(STAMP)  ## measure (BENCH_ARGS go to python -m benchmarks)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-clean:  ## remove the environment and everything built or cached
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .coverage demo-out
+clean:  ## remove the environment, builds and caches, but no image
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # CONSTRAINTS= installs the newest releases instead of those that the tests ran with.
