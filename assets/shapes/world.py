@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -71,9 +71,7 @@ class Scene:
         return sum(g.count for g in self.groups)
 
 
-_NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5} | {
-    str(i): i for i in range(1, 6)
-}
+_NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5} | {str(i): i for i in range(1, 6)}
 _GROUP = re.compile(rf"^({'|'.join(_NUMBERS)}) (?:({'|'.join(COLOURS)}) )?({'|'.join(SHAPES)})(s?)$")
 _RELATION = re.compile(r"\s+(?:to the |on the )?(left of|right of|above|below)\s+")
 
@@ -87,9 +85,7 @@ def parse(caption: str) -> Scene:
     text = " ".join(caption.lower().strip().rstrip(".").split())
     parts = _RELATION.split(text)
     if len(parts) not in (1, 3):
-        raise ValueError(
-            f"The caption {caption!r} has more than one relation; the shapes world knows at most one."
-        )
+        raise ValueError(f"The caption {caption!r} has more than one relation; the shapes world knows at most one.")
     relation = parts[1] if len(parts) == 3 else None
     phrases = [p for side in parts[::2] for p in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", side)]
     groups = []
@@ -103,9 +99,7 @@ def parse(caption: str) -> Scene:
             )
         groups.append(Group(_NUMBERS[m[1]], m[3], m[2]))
     if not 1 <= len(groups) <= 3 or (relation and len(re.split(r"\s*,\s*|\s+and\s+", parts[0])) > 1):
-        raise ValueError(
-            f"The caption {caption!r} must have one to three groups, and only one before a relation."
-        )
+        raise ValueError(f"The caption {caption!r} must have one to three groups, and only one before a relation.")
     return Scene(tuple(groups), relation)
 
 
@@ -117,7 +111,7 @@ def _share(*words: object) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
-@lru_cache(maxsize=None)
+@cache
 def _unseen_group(colour: str, shape: str, count: int) -> bool:
     return count > 1 and _share("group", colour, shape, count) < 0.12
 
@@ -221,10 +215,8 @@ def hard_negatives(scene: Scene, rng: np.random.Generator) -> dict[str, Scene]:
             if va != vb:
                 swapped = list(g)
                 swapped[a], swapped[b] = replace(g[a], **{field: vb}), replace(g[b], **{field: va})
-                same = {(x.count, x.shape, x.colour) for x in swapped} == {
-                    (x.count, x.shape, x.colour) for x in g
-                }
-                if scene.relation or not same:
+                lead = 1 if scene.relation else 0  # the groups after it may stand in any order
+                if swapped[:lead] != list(g[:lead]) or set(swapped[lead:]) != set(g[lead:]):
                     put(kind, tuple(swapped))
     if scene.relation:
         axis, side = RELATIONS[scene.relation]
