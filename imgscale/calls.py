@@ -106,9 +106,9 @@ class Caller:
         recorder = record(self._pipe.scheduler, timesteps, read)
         texts = {name: [row.texts[name] for row in rows] for name in rows[0].texts}
         arguments = {"num_inference_steps": 1, **kwargs, **texts, "return_dict": False}
+        arguments.setdefault("generator", torch.Generator().manual_seed(0))  # the global one mustn't move on
         if x is not None and self.injects:
             latents = Latents(self._pipe, x)
-            arguments["generator"] = torch.Generator().manual_seed(0)  # or the global one would move on
         elif x is not None:
             arguments["latents"] = x
         differentiable = torch.is_grad_enabled() and x is not None and x.requires_grad

@@ -200,7 +200,7 @@ class Denoiser:
         images, _ = self._caller(cond.rows_for(len(x0)), kwargs, x=self._cast(x0, cond))
         if not hasattr(self._pipe, "image_processor"):  # which is what brings images from [-1, 1] to [0, 1]
             images = (images / 2 + 0.5).clamp(0, 1)
-        return images.float()
+        return images[:, :3].float()  # Qwen-Image 2.1 draws a fourth channel, opacity
 
     def _evaluate(self, x: Tensor, t: Tensor, cond: Condition, copies: int = 1) -> Tensor:
         if cond.passes in SINGLE.get(self.name, ()) and len(x) > 1:

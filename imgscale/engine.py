@@ -60,6 +60,7 @@ class Search:
         trace: A point for every new best.
         events: What went wrong without ending the search.
         stopped: Why it ended, or "" while it runs.
+        rounds: Engine steps up to that end: to stop there again gives the same image again.
     """
 
     problem: Problem
@@ -70,6 +71,7 @@ class Search:
     trace: list[TracePoint] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     stopped: str = ""
+    rounds: int = 0
     _request: Request | None = None
     _closing: bool = False
     _heard: bool = False  # a score from the verifier, ever
@@ -100,9 +102,7 @@ class Search:
         else:
             if inspect.isgenerator(request):
                 self.steps.close()
-                raise TypeError(
-                    f"A searcher yielded {request.__qualname__}(…); write 'yield from' before it."
-                )
+                raise TypeError(f"A searcher yielded {request.__qualname__}(…); write 'yield from' before it.")
             if not isinstance(request, Predict | Score):
                 self.steps.close()
                 raise TypeError(f"A searcher yielded {request!r}, which is no request of imgscale.problem.")
@@ -113,15 +113,14 @@ class Search:
         self.steps.close()
         self.stopped = self.stopped or reason
         self._request = None
-        incumbent = self.problem.incumbent
-        if self.best is None and not self._closing and incumbent is not None and reason != "cancelled":
+        if self.best is None and not self._closing and reason != "cancelled":
             self._closing = True
             self.steps = self._last_resort()
             self.advance()
 
     def _last_resort(self) -> Verb:
-        assert self.problem.incumbent is not None
-        particles = yield from self.problem.finish(self.problem.incumbent)
+        held = self.problem.incumbent
+        particles = yield from (self.problem.sample(1) if held is None else self.problem.finish(held))
         yield from self.problem.score(particles)
 
     # ---------------------------------------------------------------------------------------- the engine's side
@@ -139,9 +138,7 @@ class Search:
             if self.best.score >= self.problem.ceiling:
                 self.end("ceiling")
 
-    def keep(
-        self, images: Tensor, x0: Tensor, scores: Tensor, seeds: Tensor, i: int, finished: bool = True
-    ) -> None:
+    def keep(self, images: Tensor, x0: Tensor, scores: Tensor, seeds: Tensor, i: int, finished: bool = True) -> None:
         """Makes row ``i`` the best so far."""
         image = images[i : i + 1].nan_to_num(0.0, 1.0, 0.0)
         report = {v.name: float(self.judge(v, image)[0]) for v in self.reports}
@@ -156,9 +153,7 @@ class Search:
             self.meter.tick()
             ledger = self.meter.ledger
             self.trace.append(
-                TracePoint(
-                    ledger.nfe, ledger.seconds, ledger.verifier_calls, self.best.score, self.best.report
-                )
+                TracePoint(ledger.nfe, ledger.seconds, ledger.verifier_calls, self.best.score, self.best.report)
             )
 
     def judge(self, verifier: Verifier, images: Tensor) -> Tensor:
@@ -201,20 +196,23 @@ class Engine:
         self,
         searches: Sequence[Search],
         tick: Callable[[Sequence[Search]], None] | None = None,
-        cancelled: Callable[[], bool] = lambda: False,
+        stop: Callable[[], str] = lambda: "",
     ) -> None:
         """Runs all searches to their ends; their fields then hold the outcome.
 
         Args:
             searches: New ones. Requests that fit together share batches, whatever search they come from.
             tick: Called after every engine step.
-            cancelled: Asked before every engine step; True ends all searches with their best so far.
+            stop: Asked before every engine step. "cancelled" ends all searches with their best so far, another
+                reason ends them once each has finished an image.
         """
         try:
             with torch.no_grad():
                 self._prime(searches)
                 while active := [s for s in searches if s.running]:
-                    self._check_stops(active, cancelled)
+                    self._check_stops(active, stop())
+                    for search in active:
+                        search.rounds += not search.stopped
                     self._predict([s for s in active if isinstance(s._request, Predict)])
                     self._score([s for s in active if isinstance(s._request, Score)])
                     if tick:
@@ -231,15 +229,14 @@ class Engine:
         for search in searches:
             search.advance()
 
-    def _check_stops(self, active: Sequence[Search], cancelled: Callable[[], bool]) -> None:
-        stop = cancelled()
+    def _check_stops(self, active: Sequence[Search], stop: str) -> None:
         for search in active:
             left = search.meter.tick()
             incumbent = search.problem.incumbent
             if incumbent is None and search.best is None:
                 continue  # there is nothing to leave yet
-            if stop:
-                search.end("cancelled")
+            if stop == "cancelled" or (stop and not search._closing):
+                search.end(stop)
             elif not search._closing:
                 ledger = search.meter.ledger
                 pace = ledger.seconds / max(ledger.nfe, 1)
@@ -271,18 +268,14 @@ class Engine:
             groups.setdefault((search.problem.cond.key, place), []).append((search, x, time))
         for members in groups.values():
             x0 = self._predict_group(members)
-            for (search, x, _), answer in zip(
-                members, x0.split([len(x) for _, x, _ in members]), strict=True
-            ):
+            for (search, _, _), answer in zip(members, x0.split([len(x) for _, x, _ in members]), strict=True):
                 search._request = None
                 search.advance(answer)
 
     def _predict_group(self, members: list[tuple[Search, Tensor, float]]) -> Tensor:
         x = torch.cat([x for _, x, _ in members])
         counts = [len(x) for _, x, _ in members]
-        times = torch.tensor([t for _, _, t in members], dtype=torch.float64).repeat_interleave(
-            torch.tensor(counts)
-        )
+        times = torch.tensor([t for _, _, t in members], dtype=torch.float64).repeat_interleave(torch.tensor(counts))
         same = bool((times == times[0]).all())
         cond = _stack([s.problem.cond for s, _, _ in members], counts)
 
@@ -342,9 +335,7 @@ class Engine:
     def decode(self, x0: Tensor, conds: Sequence[Condition], counts: Sequence[int]) -> Tensor:
         """Images float32 (n, 3, h, w) of latents; ``counts[i]`` rows belong to ``conds[i]``."""
         cond = _stack(conds, counts)
-        return torch.cat(
-            self._in_batches(len(x0), lambda a, b: self.denoiser.decode(x0[a:b], cond.at(range(a, b))))
-        )
+        return torch.cat(self._in_batches(len(x0), lambda a, b: self.denoiser.decode(x0[a:b], cond.at(range(a, b)))))
 
     def _show_preview(self, search: Search) -> None:
         """The answer of a search that was stopped before it finished anything: its most promising preview."""
@@ -384,8 +375,4 @@ def _stack(conds: Sequence[Condition], counts: Sequence[int]) -> Condition:
 def _is_out_of_memory(error: RuntimeError) -> bool:
     """CUDA has a class for it; MPS and the CPU's allocator only say so."""
     text = str(error).lower()
-    return (
-        isinstance(error, torch.OutOfMemoryError)
-        or "out of memory" in text
-        or "can't allocate memory" in text
-    )
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text

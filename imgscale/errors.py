@@ -24,6 +24,4 @@ class UnknownName(UserError):
         near = difflib.get_close_matches(str(name), known, 1, 0.5)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         choices = ", ".join(known) or "none is available"
-        super().__init__(
-            f"Unknown {kind} {name!r}; choose one of: {choices}.{guess}{' ' + hint if hint else ''}"
-        )
+        super().__init__(f"Unknown {kind} {name!r}; choose one of: {choices}.{guess}{' ' + hint if hint else ''}")

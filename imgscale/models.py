@@ -91,17 +91,26 @@ def load_pipeline(
         return model, source, ModelSettings.read(folder) if folder.is_dir() else ModelSettings()
 
     name = str(model)
+    folder = locate(name)
+    pipe = _from_pretrained(str(folder or name), name, device, dtype)
+    return pipe, name, ModelSettings.read(folder) if folder else ModelSettings()
+
+
+def locate(name: str) -> Path | None:
+    """The folder of a model that is bundled or lies on this machine; None for a hub id. Nothing is loaded.
+
+    Raises:
+        UserError: It can be none of these.
+    """
     known = bundled()
     folder = known.get(name) or Path(name).expanduser()
-    local = folder.is_dir()
-    if local and not (folder / "model_index.json").exists():
-        raise UserError(
-            f"The folder {name!r} holds no model_index.json, so it is no diffusers pipeline; give one."
-        )
-    if not local and not _may_be_hub_id(name):
-        raise UnknownName("model", name, known, "A folder or a hub id (owner/name) will do, too.")
-    pipe = _from_pretrained(str(folder) if local else name, name, device, dtype)
-    return pipe, name, ModelSettings.read(folder) if local else ModelSettings()
+    if not folder.is_dir():
+        if not _may_be_hub_id(name):
+            raise UnknownName("model", name, known, "A folder or a hub id (owner/name) will do, too.")
+        return None
+    if not (folder / "model_index.json").exists():
+        raise UserError(f"The folder {name!r} holds no model_index.json, so it is no diffusers pipeline; give one.")
+    return folder
 
 
 def _may_be_hub_id(name: str) -> bool:
@@ -109,24 +118,18 @@ def _may_be_hub_id(name: str) -> bool:
     return bool(owner and slash and rest) and not name.startswith((".", "/", "~")) and "/" not in rest
 
 
-def _from_pretrained(
-    source: str, name: str, device: str | torch.device | None, dtype: torch.dtype | None
-) -> Any:
+def _from_pretrained(source: str, name: str, device: str | torch.device | None, dtype: torch.dtype | None) -> Any:
     import torch
     from diffusers import DiffusionPipeline
     from diffusers.utils import logging
 
     if device is None:
-        device = (
-            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        )
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"The device {str(device)!r} can't be used here ({_line(error)}); try 'cpu'."
-        ) from error
+        raise UserError(f"The device {str(device)!r} can't be used here ({_line(error)}); try 'cpu'.") from error
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     logging.disable_progress_bar()

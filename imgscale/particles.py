@@ -62,11 +62,7 @@ class Particles:
         return len(self.keys)
 
     def __getitem__(self, index: Index) -> Particles:
-        where = (
-            torch.as_tensor([index] if isinstance(index, int) else index)
-            if not isinstance(index, slice)
-            else index
-        )
+        where = torch.as_tensor([index] if isinstance(index, int) else index) if not isinstance(index, slice) else index
         there = where.to(self.x.device) if isinstance(where, Tensor) else where
         scores = None if self.scores is None else self.scores[where]
         return replace(
@@ -116,7 +112,5 @@ def join(parts: Sequence[Particles]) -> Particles:
         x0=torch.cat([p.x0 for p in parts]),
         keys=torch.cat([p.keys for p in parts]),
         seeds=torch.cat([p.seeds for p in parts]),
-        scores=torch.cat([s for s in scores if s is not None])
-        if all(s is not None for s in scores)
-        else None,
+        scores=torch.cat([s for s in scores if s is not None]) if all(s is not None for s in scores) else None,
     )

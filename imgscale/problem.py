@@ -178,6 +178,14 @@ class Problem:
         own = self.on_own_path(particles[:1])
         return own.schedule.nfe(own.step, own.schedule.steps)
 
+    def finishing_from(self, schedule: Schedule, step: int) -> int:
+        """Model evaluations from a step of a schedule to the image, by the model's own grid."""
+        own = self.schedule
+        if schedule == own:
+            return own.nfe(step, own.steps)
+        t = float(own.path.time_at(schedule.path.log_snr(schedule.times[step])))
+        return sum(0 < time < t - 1e-6 for time in own.times)
+
     def _admit(self, n: int, nfe: int, schedule: Schedule, to: int) -> None:
         """Ends the search unless ``n`` particles may take ``nfe`` evaluations each to step ``to``.
 
@@ -186,17 +194,10 @@ class Problem:
         self.meter.require(nfe=n * nfe)
         if self.done or schedule.times[to] == 0:
             return
-        after = self._cost_from(schedule, to)
+        after = self.finishing_from(schedule, to)
         before = self.finishing_nfe(self.incumbent) if self.incumbent is not None else 0
         if self.left - n * nfe < max(after, before):
             raise BudgetSpent
-
-    def _cost_from(self, schedule: Schedule, step: int) -> int:
-        own = self.schedule
-        if schedule == own:
-            return own.nfe(step, own.steps)
-        t = float(own.path.time_at(schedule.path.log_snr(schedule.times[step])))
-        return sum(0 < time < t - 1e-6 for time in own.times)
 
     def _follow(self, particles: Particles) -> Particles:
         """Keeps the most promising particle in flight, until something is finished."""

@@ -54,10 +54,11 @@ class Candidate:
 
 @dataclass
 class Plain:
-    """What the pipeline gives without a search, for the same seed."""
+    """What the pipeline gives without a search, for the same seed, and what that cost."""
 
     image: Image
     scores: dict[str, float]
+    ledger: Ledger
 
 
 @dataclass

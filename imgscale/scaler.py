@@ -36,16 +36,19 @@ class Progress:
         nfe: Model evaluations spent by all of them.
         total: What they may spend together, or None.
         best: The best scores so far, one per search; None while there is none.
+        rounds: Engine steps so far, one number per search; they stand still once it has stopped.
         preview: Decodes the most promising x0 of a search, by its number: a PIL image, or None at the very start.
-        cancel: Ends all searches with their best so far.
+        cancel: Ends all searches with their best so far; with ``finish=True`` as a deadline does, once each has
+            finished an image.
     """
 
     searches: int
     nfe: int
     total: int | None
     best: list[float | None]
+    rounds: list[int]
     preview: Callable[[int], Image | None]
-    cancel: Callable[[], None]
+    cancel: Callable[..., None]
 
 
 def load(
@@ -179,21 +182,21 @@ class Scaler:
 
         plains: list[Search] = []
         searches = [search(cond, limits, steer) for cond in conds]
-        if plain:
-            one = Budget(nfe=searches[0].problem.sample_nfe)
-            plains = [search(cond, one, _one_sample) for cond in conds]
-            self.engine.run(plains)
-        for s in searches:  # the clock of a search starts now, not while others were made
-            s.meter.restart()
         with _Watch(self.engine, searches, limits, progress, callback) as watch:
-            self.engine.run(searches, watch.tick, watch.cancelled)
+            if plain:
+                one = Budget(nfe=searches[0].problem.sample_nfe)
+                plains = [search(cond, one, _one_sample) for cond in conds]
+                self.engine.run(plains, lambda _: watch.tick(searches), watch.stop)
+            for s in searches:  # the clock of a search starts now, not while others were made
+                s.meter.restart()
+            self.engine.run(searches, watch.tick, watch.stop)
         settings = {
             "model": self.name,
             "negative_prompt": negative_prompt,
             "searcher": name,
             "options": searcher_options,
-            "verifier": judge.name,
-            "report": [v.name for v in reports],
+            "verifier": verifier if isinstance(verifier, str) else judge.name,
+            "report": [v if isinstance(v, str) else self.verifier(v).name for v in report],
             "verifiers": {v.name: v.identity() for v in (judge, *reports)},
             "budget": {k: v for k, v in asdict(limits).items() if v is not None},
             "seed": seed,
@@ -235,25 +238,21 @@ class Scaler:
             raise UserError(f"num_inference_steps can't be {steps!r}; give a whole number from 1 to 1000.")
         return steps
 
-    def _output(
-        self, prompt: str, search: Search, plain: Search | None, settings: dict[str, Any]
-    ) -> SearchOutput:
+    def _output(self, prompt: str, search: Search, plain: Search | None, settings: dict[str, Any]) -> SearchOutput:
         best = search.best
         assert best is not None, "the engine always leaves an answer"
-        stopped = {"stopped": search.stopped, "nfe": search.meter.ledger.nfe}
+        stopped = {"stopped": search.stopped, "rounds": search.rounds, "nfe": search.meter.ledger.nfe}
         return SearchOutput(
             prompt=prompt,
             model=self.name,
             searcher=settings["searcher"],
-            verifier=settings["verifier"],
+            verifier=search.verifier.name,
             images=[to_pil(best.image)],
             scores=_scores(search, best),
             seeds=[best.seed],
             ledger=search.meter.ledger,
             trace=search.trace,
-            plain=Plain(to_pil(plain.best.image), _scores(plain, plain.best))
-            if plain and plain.best
-            else None,
+            plain=_plain(plain),
             stopped=search.stopped,
             finished=best.finished,
             settings={"prompt": prompt, **settings, **stopped},
@@ -273,6 +272,12 @@ def _scores(search: Search, best: Candidate) -> dict[str, float]:
     return {search.verifier.name: best.score, **best.report}
 
 
+def _plain(search: Search | None) -> Plain | None:
+    if search is None or search.best is None or not search.best.finished:
+        return None
+    return Plain(to_pil(search.best.image), _scores(search, search.best), search.meter.ledger)
+
+
 def _one_sample(problem: Problem) -> Verb:
     samples = yield from problem.sample(1)
     yield from problem.score(samples)
@@ -286,18 +291,14 @@ def _check_budget(budget: Budget, sample_nfe: int) -> None:
         )
 
 
-def _searcher(
-    spec: str | Searcher, options: Mapping[str, Any] | None
-) -> tuple[str, Searcher, dict[str, Any]]:
+def _searcher(spec: str | Searcher, options: Mapping[str, Any] | None) -> tuple[str, Searcher, dict[str, Any]]:
     if isinstance(spec, str):
         entry, checked = registry.searcher.resolve(spec, options)
     elif inspect.isgeneratorfunction(spec):
         entry = registry.Entry(getattr(spec, "__name__", "custom").replace("_", "-"), spec)
         checked = entry.check(options or {})
     else:
-        raise UserError(
-            f"The searcher can't be {spec!r}; give a name or a generator function (problem, rng)."
-        )
+        raise UserError(f"The searcher can't be {spec!r}; give a name or a generator function (problem, rng).")
     return entry.name, entry.target, checked
 
 
@@ -310,9 +311,7 @@ class _Function:
 
     def __init__(self, function: Any) -> None:
         if not callable(function):
-            raise UserError(
-                f"The verifier can't be {function!r}; give a name or a function of images and prompts."
-            )
+            raise UserError(f"The verifier can't be {function!r}; give a name or a function of images and prompts.")
         self._function = function
         self.name = str(getattr(function, "__name__", type(function).__name__))
 
@@ -339,7 +338,7 @@ class _Watch:
         self._engine, self._searches, self._callback = engine, searches, callback
         self._total = None if budget.nfe is None else budget.nfe * len(searches)
         self._show = progress
-        self._stop = False
+        self._stop = ""
 
     def __enter__(self) -> _Watch:
         from tqdm.auto import tqdm
@@ -350,11 +349,11 @@ class _Watch:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def cancelled(self) -> bool:
+    def stop(self) -> str:
         return self._stop
 
-    def cancel(self) -> None:
-        self._stop = True
+    def cancel(self, finish: bool = False) -> None:
+        self._stop = "deadline" if finish else "cancelled"
 
     def tick(self, searches: Sequence[Search]) -> None:
         nfe = sum(s.meter.ledger.nfe for s in searches)
@@ -364,7 +363,8 @@ class _Watch:
             self._bar.set_postfix(best=f"{sum(known) / len(known):.4f}", refresh=False)
         self._bar.update(nfe - self._bar.n)
         if self._callback:
-            self._callback(Progress(len(searches), nfe, self._total, best, self._preview, self.cancel))
+            rounds = [s.rounds for s in searches]
+            self._callback(Progress(len(searches), nfe, self._total, best, rounds, self._preview, self.cancel))
 
     def _preview(self, index: int) -> Image | None:
         search = self._searches[index]

@@ -7,7 +7,7 @@ test can see whether rows of different prompts were mixed up.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,10 @@ class Condition:
     def key(self) -> tuple[int, int]:
         """Conditions of equal key may share a batch."""
         return self.height, self.width
+
+    def at(self, indices: Sequence[int]) -> "Condition":
+        """The condition of some rows of the batch."""
+        return replace(self, shifts=tuple(self.shifts[i] for i in indices)) if len(self.shifts) > 1 else self
 
     @staticmethod
     def stack(conditions: Sequence["Condition"], counts: Sequence[int]) -> "Condition":

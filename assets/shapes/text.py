@@ -16,9 +16,7 @@ def words() -> list[str]:
     nouns = [s + end for s in SHAPES for end in ("", "s")]
     relations = [w for r in RELATIONS for w in r.split()]
     return list(
-        dict.fromkeys(
-            ["an", "one", *COUNTS.values(), *COLOURS, *nouns, *relations, "and", ",", "to", "the", "on"]
-        )
+        dict.fromkeys(["an", "one", *COUNTS.values(), *COLOURS, *nouns, *relations, "and", ",", "to", "the", "on"])
     )
 
 

@@ -1,6 +1,6 @@
 """Trains `shapes-clip`: a small CLIP in open_clip's format, the learned verifier of the shapes world.
 
-    python -m imgscale.assets.shapes.train_clip [--device cuda] [--steps 6000]
+    python -m imgscale.assets.shapes.train_clip [--device cuda] [--steps 5000]
 
 Every batch holds families: a scene and two scenes one mistake away, all rendered, so that the symmetric contrastive
 loss has hard negatives on both sides; further mistaken captions join the image-to-text side. Pairs that happen to be
@@ -45,14 +45,7 @@ def config(vocabulary: int) -> dict[str, Any]:
     """open_clip's `model_cfg`."""
     return {
         "embed_dim": 192,
-        "vision_cfg": {
-            "image_size": SIZE,
-            "patch_size": 8,
-            "width": 160,
-            "layers": 5,
-            "head_width": 32,
-            "mlp_ratio": 3.0,
-        },
+        "vision_cfg": {"image_size": SIZE, "layers": [2, 2, 2, 1], "width": 20},
         "text_cfg": {
             "context_length": LENGTH,
             "vocab_size": vocabulary,
@@ -71,9 +64,8 @@ class Trained(nn.Module):
         super().__init__()
         cfg = config(vocabulary)
         self.clip = CLIP(cfg["embed_dim"], cfg["vision_cfg"], cfg["text_cfg"])
-        self.probe = nn.Linear(
-            cfg["embed_dim"], len(KINDS) * 8
-        )  # for each kind of object: counts 0 to 5, x, y
+        self.clip.visual.to(memory_format=torch.channels_last)  # several times faster on a CPU
+        self.probe = nn.Linear(cfg["embed_dim"], len(KINDS) * 8)  # for each kind of object: counts 0 to 5, x, y
 
 
 def families(seed: int, step: int, n: int, members: int = 3) -> tuple[list[Scene], Tensor, list[Scene]]:
@@ -154,7 +146,7 @@ def probe_loss(out: Tensor, seen: list[list[Object]]) -> Tensor:
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=6000, batch=16, lr=1e-3, log_every=50, save_every=250, probe=0.3)
+    args = arguments(__doc__, steps=5000, batch=16, lr=1.5e-3, log_every=50, save_every=250, probe=0.3)
     tokenizers = HERE / "checkpoints" / "tokenizer"
     write_tokenizer(tokenizers)
     tokenizer = CLIPTokenizer.from_pretrained(tokenizers)
@@ -167,7 +159,7 @@ def main() -> None:
         scenes, clean, others = families(args.seed, step, args.batch)
         chance = torch.Generator().manual_seed(args.seed * 10**7 + step)
         seen = read(clean)
-        x = soften(clean.to(args.device), chance)
+        x = soften(clean.to(args.device), chance).contiguous(memory_format=torch.channels_last)
         by_caption = {str(s): s for s in [*scenes, *others]}
         captions = list(by_caption)
         own = torch.tensor([captions.index(str(s)) for s in scenes])
@@ -216,7 +208,7 @@ def export(clip: nn.Module, vocabulary: int) -> None:
     }
     settings = {"model_cfg": config(vocabulary), "preprocess_cfg": preprocess}
     (FOLDER / "open_clip_config.json").write_text(json.dumps(settings, indent=1) + "\n")
-    state = {k: v.half().cpu().contiguous() for k, v in clip.state_dict().items() if v.is_floating_point()}
+    state = {k: (v.half() if v.is_floating_point() else v).cpu().contiguous() for k, v in clip.state_dict().items()}
     save_file(state, FOLDER / "open_clip_model.safetensors", metadata={"format": "pt"})
 
 

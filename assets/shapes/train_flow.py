@@ -97,9 +97,7 @@ def latents(vae: AutoencoderKL, size: int, seed: int, device: str) -> tuple[Tens
 
 
 def main() -> None:
-    args = arguments(
-        __doc__, steps=9000, batch=64, lr=1e-3, pool=60000, log_every=50, save_every=250, shift=1.0
-    )
+    args = arguments(__doc__, steps=9000, batch=64, lr=1e-3, pool=60000, log_every=50, save_every=250, shift=1.0, compile=0)
     vae = AutoencoderKL.from_pretrained(HERE / "checkpoints" / "vae")
     x, captions = latents(vae, args.pool, args.seed, args.device)
     tokenizers = HERE / "checkpoints" / "tokenizer"
@@ -109,6 +107,8 @@ def main() -> None:
     tokens, nothing = tokenizer(captions, **pad).input_ids, tokenizer("", **pad).input_ids
     model = Generator(json.loads((tokenizers / "vocab.json").read_text()))
     print({k: sum(p.numel() for p in m.parameters()) for k, m in model.named_children()}, flush=True)
+    if args.compile:
+        model.transformer.compile()
     batches: list[np.ndarray] = []
     order = shuffled(args.seed, args.pool, args.batch)
 

@@ -47,14 +47,10 @@ def main() -> None:
             memory_format=torch.channels_last
         )
         posterior = vae.encode(x).latent_dist
-        noise = torch.randn(
-            posterior.mean.shape, generator=torch.Generator().manual_seed(args.seed * 10**6 + step)
-        )
+        noise = torch.randn(posterior.mean.shape, generator=torch.Generator().manual_seed(args.seed * 10**6 + step))
         y = vae.decode(posterior.mean + posterior.std * noise.to(x.device)).sample
         pixel = (y - x).abs().mean()
-        edge = torch.stack(
-            [(a - b).abs().mean() for a, b in zip(differences(y), differences(x), strict=True)]
-        ).sum()
+        edge = torch.stack([(a - b).abs().mean() for a, b in zip(differences(y), differences(x), strict=True)]).sum()
         kl = posterior.kl().mean() / posterior.mean[0].numel()
         squared = (y - x).square().mean()
         value = pixel + edge + args.squared * squared + 1e-4 * kl
@@ -65,9 +61,7 @@ def main() -> None:
             x = batch(args.seed + 1, 0, 512)[1].to(args.device) * 2 - 1
             z = torch.cat([vae.encode(part).latent_dist.mean for part in x.split(64)])
             y = torch.cat([vae.decode(part).sample for part in z.split(64)]).clamp(-1, 1)
-        vae.register_to_config(
-            scaling_factor=round(1 / z.std().item(), 4), shift_factor=round(z.mean().item(), 4)
-        )
+        vae.register_to_config(scaling_factor=round(1 / z.std().item(), 4), shift_factor=round(z.mean().item(), 4))
         psnr = -10 * torch.log10(((y - x) / 2).square().mean())
         print(
             f"PSNR {psnr:.2f} dB, latent mean {z.mean():.3f}, std {z.std():.3f}, by channel {z.std((0, 2, 3)).tolist()}"

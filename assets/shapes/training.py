@@ -22,9 +22,7 @@ HERE = Path(__file__).parent
 
 def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
     """Command-line arguments with these defaults; every script also has --seed, --device, --threads and --out."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, value in ({"seed": 0, "device": "cpu", "threads": 0} | defaults).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value, help=" ")
     args = parser.parse_args()

@@ -1,0 +1,156 @@
+"""Rollover budget forcing: search each transition until it improves, and let the rest of its quota roll over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+from typing import Literal
+
+import numpy as np
+
+from imgscale.budget import Rollover
+from imgscale.errors import UserError
+from imgscale.kernels import Kernel
+from imgscale.kernels import kernel as read_kernel
+from imgscale.particles import Particles, Schedule, join
+from imgscale.paths import VP, Linear
+from imgscale.problem import Problem, Verb
+from imgscale.registry import searcher
+
+
+@dataclass
+class _Chain:
+    """One trajectory: where it is, the reward to beat, its quotas, and how often it drew from here."""
+
+    at: Particles
+    beat: float
+    quotas: Rollover
+    drawn: int = 0
+    best: Particles | None = None
+
+
+@searcher("rbf", cite="kim2025rbf")
+def rbf(
+    problem: Problem,
+    rng: np.random.Generator,
+    *,
+    chain_nfe: int = 50,
+    starts: int | None = None,
+    explore: float | None = None,
+    path: Literal["own", "linear", "vp"] | None = None,
+    steps: int = 10,
+    kernel: str = "ddim(1)",
+    draws: int = 4,
+    accept: Literal["first", "best"] = "first",
+    beat: Literal["best", "current"] = "best",
+) -> Verb:
+    """Rollover budget forcing: draws at each transition until one improves; the rest of the quota rolls over.
+
+    Chains run side by side, each on its share of the budget: it picks a start, searches the first transitions by
+    stochastic steps, and solves the rest by the model's ODE. What is left afterwards buys more chains.
+
+    Args:
+        problem: What to solve.
+        rng: Not needed: all noise follows from the seed.
+        chain_nfe: Model evaluations of one chain; the number of chains follows from the budget.
+        starts: Starting noises to choose from, per chain. 1 by default on an ordinary model, where x0 at t = 1 is the
+            same for all; half of the chain's budget on a distilled one, as the paper's code has it.
+        explore: Share of the transitions that is searched; the rest is solved. All of them by default on a distilled
+            model, the first 40% on an ordinary one, since they decide the layout.
+        path: The path to walk: the model's own (with its own grid), or linear or vp with ``steps`` transitions at the
+            paper's times. By default vp on a distilled flow model and own otherwise.
+        steps: Transitions on the linear or vp path.
+        kernel: The stochastic step, such as "ddim(1)" or "sde(g=3t^2)".
+        draws: Speculative draws per chain and batch, all of them charged.
+        accept: Of a batch with several improvements, take the first or the best.
+        beat: The reward to beat is the best seen so far, or that of the current particle.
+
+    Source: algorithm 2 of Kim et al. 2025 (arXiv 2503.19385). Beyond it: batched draws, the ODE finish, and chains
+    until the budget is spent.
+    """
+    schedule = _schedule(problem, path, steps)
+    step = read_kernel(kernel)
+    explore = (1.0 if problem.distilled else 0.4) if explore is None else explore
+    evaluated = schedule.nfe(0, schedule.steps)
+    searched = ceil(explore * evaluated - 1e-9)
+    _check(step, explore, chain_nfe, starts, draws)
+    if starts is None:
+        starts = chain_nfe // 2 if problem.distilled else 1
+
+    def cost(searched: int) -> int:
+        """Of the leanest chain: one start, one draw for every transition, and the way to the image."""
+        return 1 + searched + problem.finishing_from(schedule, searched)
+
+    while searched and cost(searched) > problem.left:
+        searched -= 1
+    least, tail = cost(searched), problem.finishing_from(schedule, searched)
+    size = max(chain_nfe, least)
+    while (left := problem.affordable(1, at_most=16 * size)) >= least:
+        n = min(max(1, round(left / size)), left // least)
+        shares = Rollover(left, [1] * n).quotas
+        chains = []
+        for share in shares:
+            first = min(starts, share - searched - tail)
+            particles, scores = yield from problem.score((yield from problem.start(first, schedule)))
+            quotas = Rollover(share - first - tail, [1] * searched or [1])
+            chains.append(_Chain(particles[int(scores.argmax())], float(scores.max()), quotas))
+        for stage in range(searched):
+            yield from _search_transition(problem, chains, stage, step, draws, accept, beat)
+        ends = yield from problem.finish(join([chain.at for chain in chains]))
+        yield from problem.score(ends)
+
+
+def _search_transition(
+    problem: Problem, chains: Sequence[_Chain], stage: int, kernel: Kernel, draws: int, accept: str, beat: str
+) -> Verb:
+    """One transition of all chains: batches of draws until each chain improves or has used its quota."""
+    for chain in chains:
+        chain.drawn, chain.best = 0, None
+    waiting = list(chains)
+    while waiting:
+        sizes = [min(draws, chain.quotas.left(stage)) for chain in waiting]
+        children = join([c.at.branch(n, first=c.drawn) for c, n in zip(waiting, sizes, strict=True)])
+        children, scores = yield from problem.score((yield from problem.denoise(children, stage + 1, kernel)))
+        ends = np.cumsum(sizes)
+        for chain, n, end in zip(list(waiting), sizes, ends, strict=True):
+            chain.quotas.charge(stage, n)
+            chain.drawn += n
+            mine, rewards = children[end - n : end], scores[end - n : end]
+            better = (rewards > chain.beat).nonzero()[:, 0].tolist()
+            top = int(rewards.argmax())
+            if better:
+                winner = better[0] if accept == "first" else top
+                chain.at, chain.beat = mine[winner], float(rewards[winner])
+            else:
+                held = chain.best
+                if held is None or held.scores is None or float(rewards[top]) > float(held.scores[0]):
+                    chain.best = mine[top]
+                if chain.quotas.left(stage):
+                    continue
+                assert chain.best is not None and chain.best.scores is not None
+                chain.at = chain.best
+                if beat == "current":
+                    chain.beat = float(chain.best.scores[0])
+            chain.quotas.close(stage)
+            waiting.remove(chain)
+
+
+def _schedule(problem: Problem, path: str | None, steps: int) -> Schedule:
+    if path is None:
+        path = "vp" if problem.distilled and isinstance(problem.schedule.path, Linear) else "own"
+    if path == "own":
+        return problem.schedule
+    if steps < 2:
+        raise UserError(f"rbf's steps can't be {steps}; give 2 or more.")
+    times = [sqrt(1 - (i / steps) ** 2) for i in range(steps + 1)]  # s = sqrt(1 - (1 - tau)^2)
+    return Schedule(VP() if path == "vp" else Linear(), tuple(times))
+
+
+def _check(kernel: Kernel, explore: float, chain_nfe: int, starts: int | None, draws: int) -> None:
+    if not kernel.stochastic:
+        raise UserError(f"rbf needs noise to choose from, and the kernel {kernel} has none; take ddim(1) or sde.")
+    if not 0 < explore <= 1:
+        raise UserError(f"rbf's explore can't be {explore}; give a share above 0 and up to 1.")
+    if chain_nfe < 1 or draws < 1 or (starts is not None and starts < 1):
+        raise UserError(f"rbf's chain_nfe ({chain_nfe}), starts ({starts}) and draws ({draws}) must be at least 1.")
