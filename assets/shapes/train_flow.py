@@ -1,6 +1,6 @@
 """Trains `shapes-flow`: a small Stable Diffusion 3 (MMDiT, rectified flow) with its own text encoders and tokenizers.
 
-    python -m imgscale.assets.shapes.train_flow [--device cuda] [--steps 9000]
+    python -m imgscale.assets.shapes.train_flow [--device cuda] [--steps 5000] [--compile 1]
 
 Flow matching on the autoencoder's latents (x_t = (1 - t) x0 + t eps, target eps - x0, t logit-normal), captions dropped
 for classifier-free guidance, transformer and both CLIP text encoders trained together. One step in eight sees the 256
@@ -97,7 +97,9 @@ def latents(vae: AutoencoderKL, size: int, seed: int, device: str) -> tuple[Tens
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=9000, batch=64, lr=1e-3, pool=60000, log_every=50, save_every=250, shift=1.0, compile=0)
+    args = arguments(
+        __doc__, steps=5000, batch=64, lr=1e-3, pool=60000, log_every=50, save_every=250, shift=1.0, compile=0
+    )
     vae = AutoencoderKL.from_pretrained(HERE / "checkpoints" / "vae")
     x, captions = latents(vae, args.pool, args.seed, args.device)
     tokenizers = HERE / "checkpoints" / "tokenizer"

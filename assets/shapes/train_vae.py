@@ -4,8 +4,8 @@
     python -m imgscale.assets.shapes.train_vae --steps 2200
 
 L1 on pixels and on their finite differences (crisp edges), a small KL term. With these alone the first stage draws
-green and red alike as brown, since few pixels have a colour; the second resumes it with a squared error. Writes `checkpoints/vae/`, from where
-the generators copy it.
+green and red alike as brown, since few pixels have a colour; the second resumes it with a squared error.
+Writes `checkpoints/vae/`, from where the generators copy it.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def run(
 ) -> None:
     """Trains ``model`` by AdamW on ``loss(step)``; resumes from, and keeps, one checkpoint; then calls ``finish``.
 
-    ``finish`` finds the averaged weights loaded. A run that was stopped and resumed gives the same weights as one that wasn't.
+    ``finish`` finds the averaged weights loaded. A run that was stopped and resumed gives the same weights as one that
+    wasn't; with ``--steps 0`` it only finishes what the checkpoint holds.
     """
     device = torch.device(args.device)
     model.to(device)

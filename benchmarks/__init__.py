@@ -1,0 +1,1 @@
+"""Measurements: what a search gains and what it costs. Nothing here is a test, and nothing is timed in tests."""

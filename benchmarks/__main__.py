@@ -1,0 +1,26 @@
+"""``python -m benchmarks accuracy|overhead``: see each module."""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import accuracy, overhead
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    for module in (accuracy, overhead):
+        command = commands.add_parser(
+            module.__name__.rpartition(".")[2],
+            help=(module.__doc__ or "").partition("\n")[0],
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(main=module.main)
+    args = parser.parse_args()
+    args.main(args)
+
+
+if __name__ == "__main__":
+    main()
