@@ -91,9 +91,9 @@ def load_pipeline(
         return model, source, ModelSettings.read(folder) if folder.is_dir() else ModelSettings()
 
     name = str(model)
-    folder = locate(name)
-    pipe = _from_pretrained(str(folder or name), name, device, dtype)
-    return pipe, name, ModelSettings.read(folder) if folder else ModelSettings()
+    place = locate(name)
+    pipe = _from_pretrained(str(place or name), name, device, dtype)
+    return pipe, name, ModelSettings.read(place) if place else ModelSettings()
 
 
 def locate(name: str) -> Path | None:

@@ -52,7 +52,7 @@ class Entry:
         """
         known = self.options()
         hints = typing.get_type_hints(
-            self.target if inspect.isfunction(self.target) else self.target.__init__  # type: ignore[misc]
+            self.target if inspect.isfunction(self.target) else self.target.__init__
         )
         for name in options:
             if name not in known:

@@ -74,7 +74,8 @@ class Generator(nn.Module):
         context = torch.cat([text.hidden_states[-2] for text in texts], -1)
         context = nn.functional.pad(context, (0, 0, 0, empty))
         pooled = torch.cat([text.text_embeds for text in texts], -1)
-        return self.transformer(x, context, pooled, t * 1000, return_dict=False)[0]
+        velocity: Tensor = self.transformer(x, context, pooled, t * 1000, return_dict=False)[0]
+        return velocity
 
 
 @torch.no_grad()
@@ -85,7 +86,9 @@ def latents(vae: AutoencoderKL, size: int, seed: int, device: str) -> tuple[Tens
         saved = torch.load(file, weights_only=True)
         return saved["x"], saved["captions"]
     vae = vae.to(device, memory_format=torch.channels_last)
-    rng, parts, captions = np.random.default_rng((seed, 2**20)), [], []
+    rng = np.random.default_rng((seed, 2**20))
+    parts: list[Tensor] = []
+    captions: list[str] = []
     while len(captions) < size:
         scenes = [training_scene(rng) for _ in range(100)]
         x = to_tensor([render(s, rng) for s in scenes]).to(device, memory_format=torch.channels_last)
