@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, sqrt
 from typing import Literal
 
@@ -21,13 +21,12 @@ from imgscale.registry import searcher
 
 @dataclass
 class _Chain:
-    """One trajectory: where it is, the reward to beat, its quotas, and how often it drew from here."""
+    """One trajectory: where it is, the reward to beat, its quotas, and what it drew at this transition."""
 
     at: Particles
     beat: float
     quotas: Rollover
-    drawn: int = 0
-    best: Particles | None = None
+    drawn: list[Particles] = field(default_factory=list)
 
 
 @searcher("rbf", cite="kim2025rbf")
@@ -97,8 +96,11 @@ def rbf(
             chains.append(_Chain(particles[int(scores.argmax())], float(scores.max()), quotas))
         for stage in range(searched):
             yield from _search_transition(problem, chains, stage, step, draws, accept, beat)
-        ends = yield from problem.finish(join([chain.at for chain in chains]))
-        yield from problem.score(ends)
+        ends = [chain.at for chain in chains]
+        rest = problem.affordable(1, at_most=16 * size) - len(ends) * tail
+        if rest < least and tail:  # too little for another chain, so it finishes the best of those not taken
+            ends += _runners_up(chains, rest // tail)
+        yield from problem.score((yield from problem.finish(join(ends))))
 
 
 def _search_transition(
@@ -106,34 +108,48 @@ def _search_transition(
 ) -> Verb:
     """One transition of all chains: batches of draws until each chain improves or has used its quota."""
     for chain in chains:
-        chain.drawn, chain.best = 0, None
+        chain.drawn = []
     waiting = list(chains)
     while waiting:
         sizes = [min(draws, chain.quotas.left(stage)) for chain in waiting]
-        children = join([c.at.branch(n, first=c.drawn) for c, n in zip(waiting, sizes, strict=True)])
+        firsts = [sum(map(len, chain.drawn)) for chain in waiting]
+        children = join([c.at.branch(n, first) for c, n, first in zip(waiting, sizes, firsts, strict=True)])
         children, scores = yield from problem.score((yield from problem.denoise(children, stage + 1, kernel)))
         ends = np.cumsum(sizes)
         for chain, n, end in zip(list(waiting), sizes, ends, strict=True):
             chain.quotas.charge(stage, n)
-            chain.drawn += n
             mine, rewards = children[end - n : end], scores[end - n : end]
+            chain.drawn.append(mine)
             better = (rewards > chain.beat).nonzero()[:, 0].tolist()
-            top = int(rewards.argmax())
             if better:
-                winner = better[0] if accept == "first" else top
+                winner = better[0] if accept == "first" else int(rewards.argmax())
                 chain.at, chain.beat = mine[winner], float(rewards[winner])
+            elif chain.quotas.left(stage):
+                continue
             else:
-                held = chain.best
-                if held is None or held.scores is None or float(rewards[top]) > float(held.scores[0]):
-                    chain.best = mine[top]
-                if chain.quotas.left(stage):
-                    continue
-                assert chain.best is not None and chain.best.scores is not None
-                chain.at = chain.best
+                chain.at = _ranked(chain.drawn)[0]
                 if beat == "current":
-                    chain.beat = float(chain.best.scores[0])
+                    chain.beat = _score(chain.at)
             chain.quotas.close(stage)
             waiting.remove(chain)
+
+
+def _runners_up(chains: Sequence[_Chain], n: int) -> list[Particles]:
+    """The ``n`` best of the last transition's draws that no chain took."""
+    taken = {int(chain.at.keys[0]) for chain in chains}
+    ranked = _ranked([part for chain in chains for part in chain.drawn])
+    return [particle for particle in ranked if int(particle.keys[0]) not in taken][:n]
+
+
+def _ranked(parts: Sequence[Particles]) -> list[Particles]:
+    """Single particles, best first; of equals the one drawn first."""
+    singles = [part[i] for part in parts for i in range(len(part))]
+    return sorted(singles, key=_score, reverse=True)
+
+
+def _score(particle: Particles) -> float:
+    assert particle.scores is not None
+    return float(particle.scores[0])
 
 
 def _schedule(problem: Problem, path: str | None, steps: int) -> Schedule:
