@@ -229,8 +229,8 @@ class Denoiser:
         shape = tuple(drawn.shape[1:])
         return Condition(
             key=(tuple(texts), freeze(kwargs), shape, *map(shapes, row.encoded.values())),
-            height=kwargs.get("height") or size.get("height") or self._default("height") or 0,
-            width=kwargs.get("width") or size.get("width") or self._default("width") or 0,
+            height=self._image_size("height", kwargs, size),
+            width=self._image_size("width", kwargs, size),
             latent_shape=shape,
             latent_dtype=drawn.dtype,
             passes=passes,
@@ -239,6 +239,12 @@ class Denoiser:
             kwargs=kwargs,
             clock=clock,
         )
+
+    def _image_size(self, name: str, kwargs: Mapping[str, Any], drawn: Mapping[str, int]) -> int:
+        """Some pipelines draw another size than asked for; some of these resize the image to it at the end."""
+        asked = kwargs.get(name) or self._default(name) or 0
+        resized = hasattr(getattr(self._pipe, "image_processor", None), "resize_and_crop_tensor")
+        return int((asked if resized else None) or drawn.get(name) or asked)
 
     def _probe(
         self, row: Row, kwargs: Mapping[str, Any]

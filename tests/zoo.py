@@ -524,6 +524,17 @@ def Lumina2Pipeline() -> Any:
     )
 
 
+@species(
+    defaults={"max_sequence_length": 16, "max_area": 16 * 16},
+    guided={"true_cfg_scale": 3.0, "negative_prompt": "blur", "guidance_scale": 2.5},
+    plain={"guidance_scale": 2.5},
+)
+def FluxKontextPipeline() -> Any:
+    import diffusers
+
+    return diffusers.FluxKontextPipeline(**_flux_parts(guidance_embeds=True))
+
+
 @species()
 def QwenImagePipeline() -> Any:
     import diffusers
@@ -1127,6 +1138,88 @@ def HunyuanDiTPAGPipeline() -> Any:
     import diffusers
 
     return diffusers.HunyuanDiTPAGPipeline(**_hunyuan_parts(), pag_applied_layers=["blocks.1"])
+
+
+# Control networks: the control image goes through `encode` to every call.
+
+
+def control_image(size: int = 16) -> Any:
+    from PIL import Image
+
+    return Image.linear_gradient("L").resize((size, size)).convert("RGB")
+
+
+def _controlled(**settings: Any) -> dict[str, Any]:
+    image = {"image": control_image()}
+    return {
+        "guided": {"guidance_scale": 3.0, **image, **settings},
+        "plain": {"guidance_scale": 1.0, **image, **settings},
+    }
+
+
+def _controlnet(network: Any) -> Any:
+    from diffusers import ControlNetModel
+
+    made = ControlNetModel.from_unet(network, conditioning_embedding_out_channels=(8, 16))
+    _wake(made)
+    return made
+
+
+def _sd_control_parts() -> dict[str, Any]:
+    network = unet()
+    return {
+        "vae": vae(),
+        "text_encoder": clip(),
+        "tokenizer": tokenizer(bos=True),
+        "unet": network,
+        "controlnet": _controlnet(network),
+        "scheduler": ddim(),
+        "safety_checker": None,
+        "feature_extractor": None,
+        "requires_safety_checker": False,
+    }
+
+
+@species(**_controlled())
+def StableDiffusionControlNetPipeline() -> Any:
+    import diffusers
+
+    return diffusers.StableDiffusionControlNetPipeline(**_sd_control_parts())
+
+
+@species(**_controlled(pag_scale=2.0))
+def StableDiffusionControlNetPAGPipeline() -> Any:
+    import diffusers
+
+    return diffusers.StableDiffusionControlNetPAGPipeline(**_sd_control_parts(), pag_applied_layers=["mid"])
+
+
+def _sdxl_control_parts() -> dict[str, Any]:
+    network = _sdxl_unet()
+    return {
+        "vae": vae(),
+        "text_encoder": clip(),
+        "text_encoder_2": clip(projection=True),
+        "tokenizer": tokenizer(bos=True),
+        "tokenizer_2": tokenizer(bos=True),
+        "unet": network,
+        "controlnet": _controlnet(network),
+        "scheduler": ddim(),
+    }
+
+
+@species(**_controlled())
+def StableDiffusionXLControlNetPipeline() -> Any:
+    import diffusers
+
+    return diffusers.StableDiffusionXLControlNetPipeline(**_sdxl_control_parts())
+
+
+@species(**_controlled(pag_scale=2.0))
+def StableDiffusionXLControlNetPAGPipeline() -> Any:
+    import diffusers
+
+    return diffusers.StableDiffusionXLControlNetPAGPipeline(**_sdxl_control_parts(), pag_applied_layers=["mid"])
 
 
 NAMES = tuple(ZOO)
