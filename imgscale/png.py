@@ -189,7 +189,9 @@ def read(path: Path) -> Record:
     except IsADirectoryError as error:
         raise UserError(f"{str(path)!r} is a folder; give a PNG that imgscale generate wrote.") from error
     except OSError as error:
-        raise UserError(f"{str(path)!r} can't be read ({error.strerror or error}); give a PNG that is there.") from error
+        raise UserError(
+            f"{str(path)!r} can't be read ({error.strerror or error}); give a PNG that is there."
+        ) from error
     except _Damaged as error:
         raise UserError(f"{str(path)!r} {error}; give a PNG that imgscale generate wrote.") from error
     if len(found) != 1:
@@ -258,7 +260,7 @@ def _first(error: ValidationError) -> str:
 def _quoted(value: Any) -> str:
     """A value of the last line of `parameters`, quoted where a comma or colon would cut it in two."""
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if set(text) & set(",:\n\"") else text
+    return json.dumps(text, ensure_ascii=False) if set(text) & set(',:\n"') else text
 
 
 def _version(package: str) -> str:

@@ -1,0 +1,127 @@
+"""What commands say: results to standard output, everything about the work to standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from imgscale.scaler import Progress
+
+CANCELLED = 130  # the exit status of a command that Ctrl-C ended
+
+
+def complain(sentence: str) -> None:
+    """One line on standard error."""
+    print(f"imgscale: {sentence}", file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on standard output, and nothing that JSON doesn't know, such as infinity."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+@contextmanager
+def only_results_on_stdout() -> Iterator[None]:
+    """Sends what libraries print to standard error, so that standard output holds results alone."""
+    stdout, sys.stdout = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
+
+
+class Interrupt:
+    """Ctrl-C: the first asks the search to end with its best so far, the second ends the program.
+
+    Attributes:
+        asked: Whether Ctrl-C was pressed.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Interrupt:
+        self._old: Any = signal.getsignal(signal.SIGINT)
+        if callable(self._old):  # and not ignored, as for a background job
+            signal.signal(signal.SIGINT, self._first)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if callable(self._old):
+            signal.signal(signal.SIGINT, self._old)
+
+    def _first(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self._old)
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, b"\nimgscale: stopping; the best so far will be written (Ctrl-C again drops it).\n")
+
+
+class Live:
+    """A progress line in NFE with the best score and the time left; on anything but a terminal, a line each tenth.
+
+    Args:
+        quiet: Say nothing.
+        total: NFE that may be spent.
+        callback: Called with each `Progress`, too.
+    """
+
+    def __init__(self, quiet: bool, total: int | None, callback: Callable[[Progress], None]) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._quiet, self._total, self._callback = quiet, total, callback
+        self._bar: Any = None
+        self._tenth, self._began = 0, time.monotonic()
+
+    def __enter__(self) -> Live:
+        if not self._quiet and self._console.is_terminal:
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = ("{task.description}", "{task.fields[spent]} NFE", "best {task.fields[best]}")
+            texts = [TextColumn(column) for column in columns]
+            self._bar = Bar(
+                texts[0], BarColumn(), *texts[1:], TimeRemainingColumn(), console=self._console, transient=True
+            )
+            self._task = self._bar.add_task("searching", total=self._total, spent="0", best="–")
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        self._callback(progress)
+        if self._quiet:
+            return
+        best = "–" if progress.best[0] is None else f"{progress.best[0]:.4f}"
+        spent = f"{progress.nfe}" + (f"/{self._total}" if self._total else "")
+        if self._bar is not None:
+            self._bar.update(self._task, completed=progress.nfe, spent=spent, best=best)
+        elif self._total and progress.nfe * 10 // self._total > self._tenth:
+            self._tenth = progress.nfe * 10 // self._total
+            print(f"{spent} NFE, best {best}, {time.monotonic() - self._began:.0f} s", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def waiting(quiet: bool, text: str) -> Iterator[None]:
+    """Says what takes its time, on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield
+        return
+    with console.status(Text(text), spinner="dots"):
+        yield

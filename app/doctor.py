@@ -1,0 +1,154 @@
+"""`imgscale doctor`: what works on this machine, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+from imgscale.app.console import only_results_on_stdout, print_json, waiting
+
+PACKAGES = (
+    *("torch", "torchvision", "diffusers", "transformers", "open_clip_torch", "accelerate", "safetensors"),
+    *("numpy", "scipy", "pillow", "matplotlib", "pydantic", "typer", "rich"),
+)
+MODEL, PROMPT = "shapes-flow", "a red circle"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Args:
+        kind: "package", "device", "model", "verifier" or "job".
+        name: Of the thing.
+        ok: Whether it works.
+        detail: Its version, or what is missing.
+    """
+
+    kind: str
+    name: str
+    ok: bool
+    detail: str
+
+
+def doctor(as_json: bool = False, quiet: bool = False) -> int:
+    """Looks at everything and prints what it finds.
+
+    Args:
+        as_json: As one object with ``ok`` and ``findings``.
+        quiet: Show no progress.
+
+    Returns:
+        The exit status: 0 if a search with the bundled model works, 1 if not.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"  # what would have to be fetched is missing; the doctor fetches nothing
+    findings: list[Finding] = []
+    with only_results_on_stdout(), waiting(quiet or as_json, "Looking around"):
+        findings += _packages()
+        missing = [f.name for f in findings if not f.ok]
+        if missing:
+            findings.append(Finding("job", MODEL, False, f"install {', '.join(missing)} first"))
+        else:
+            findings += [*_devices(), *_models(), *_job()]
+    works = all(f.ok for f in findings if f.kind == "job")
+    if as_json:
+        print_json({"ok": works, "findings": [asdict(f) for f in findings]})
+    else:
+        _show(findings, works)
+    return int(not works)
+
+
+def _packages() -> Iterator[Finding]:
+    yield Finding("package", "python", True, platform.python_version())
+    for name in PACKAGES:
+        try:
+            yield Finding("package", name, True, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Finding("package", name, False, f"missing: pip install {name}")
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    yield Finding("device", "cpu", True, f"{torch.get_num_threads()} threads on {platform.machine()}")
+    for i in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(i)
+        yield Finding("device", f"cuda:{i}", True, f"{about.name}, {about.total_memory / 2**30:.0f} GiB")
+    if torch.backends.mps.is_available():
+        yield Finding("device", "mps", True, "Apple GPU")
+
+
+def _models() -> Iterator[Finding]:
+    import imgscale
+    from imgscale.models import bundled
+
+    def load(name: str) -> str:
+        return f"loads as a {imgscale.load(name).engine.denoiser.name}"
+
+    for name in bundled():
+        yield _tried("model", name, partial(load, name))
+
+
+def _job() -> Iterator[Finding]:
+    """The bundled job, and every verifier as that model would use it."""
+    import torch
+
+    import imgscale
+    from imgscale import registry
+
+    try:
+        scaler = imgscale.load(MODEL)
+    except Exception as error:  # whatever it is, it is the finding
+        yield Finding("job", MODEL, False, _line(error))
+        return
+
+    def search() -> str:
+        began = time.monotonic()
+        steps = scaler.settings.steps or scaler.engine.denoiser.steps_default
+        output = scaler(PROMPT, budget=3 * steps, plain=False, progress=False)
+        if output.stopped == "verifier":
+            raise RuntimeError(output.events[0] if output.events else "the verifier failed")
+        return f"{output.searcher} with {output.verifier}: {output.nfe} NFE in {time.monotonic() - began:.1f} s"
+
+    def score(name: str) -> str:
+        return f"scores a grey image {float(scaler.verifier(name)(torch.full((1, 3, 64, 64), 0.5), [PROMPT])[0]):.3f}"
+
+    yield _tried("job", MODEL, search)
+    for entry in registry.verifier:
+        yield _tried("verifier", entry.name, partial(score, entry.name))
+
+
+def _tried(kind: str, name: str, trial: Callable[[], str]) -> Finding:
+    try:
+        return Finding(kind, name, True, trial())
+    except Exception as error:  # whatever it is, it is the finding
+        return Finding(kind, name, False, _line(error))
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _show(findings: list[Finding], works: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    before = ""
+    for f in findings:
+        row: list[Any] = [f.kind if f.kind != before else "", f.name, "ok" if f.ok else "no", f.detail]
+        before = f.kind
+        styles = ("dim", "", "green" if f.ok else "red", "" if f.ok else "red")
+        table.add_row(*(Text(text, style=style) for text, style in zip(row, styles, strict=True)))
+    console.print(table)
+    verdict = "A search with the bundled model works here." if works else "A search with the bundled model fails here."
+    console.print(Text(f"\n{verdict}", style="bold"))

@@ -1,0 +1,144 @@
+"""One search as the command line asks for it: checked first, then run under a progress line and Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from imgscale.app import checks
+from imgscale.app.console import Interrupt, Live, only_results_on_stdout, waiting
+from imgscale.budget import Budget
+from imgscale.errors import UserError
+
+if TYPE_CHECKING:
+    from imgscale.result import SearchOutput
+    from imgscale.scaler import Progress, Scaler
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `Scaler` is called with, in values that a command line or a PNG can hold; see there."""
+
+    prompt: str
+    negative: str | None = None
+    model: str = "shapes-flow"
+    searcher: str = "rbf"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    verifier: str = "clip"
+    report: tuple[str, ...] = ()
+    budget: Budget = Budget(nfe=200)
+    seed: int = 0
+    steps: int | None = None
+    guidance: float | None = None
+    height: int | None = None
+    width: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    max_batch: int = 32
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    plain: bool = True
+
+    def check(self) -> None:
+        """Refuses what can't be run, before the model is loaded; the cheapest checks come first.
+
+        Raises:
+            UserError: A name that doesn't exist, an option that doesn't fit, a prompt that can't be judged.
+        """
+        from imgscale import models, registry
+
+        checks.prompt(self.prompt)
+        if self.negative is not None:
+            checks.prompt(self.negative, "negative prompt")
+        models.locate(self.model)
+        registry.searcher.resolve(self.searcher, self.options)
+        judges = {registry.verifier.resolve(spec)[0].name for spec in (self.verifier, *self.report)}
+        if "shapes" in judges:
+            try:
+                parse_shapes(self.prompt)
+            except ValueError as error:
+                raise UserError(f"The verifier 'shapes' can't judge this prompt: {error}") from error
+
+    def load(self, quiet: bool = False) -> Scaler:
+        """The model, ready to search with.
+
+        Args:
+            quiet: Show no progress.
+        """
+        with only_results_on_stdout(), waiting(quiet, f"Loading {self.model}"):
+            import torch
+
+            import imgscale
+
+            dtype = None if self.dtype is None else getattr(torch, self.dtype)
+            return imgscale.load(self.model, device=self.device, dtype=dtype, max_batch=self.max_batch)
+
+    def run(
+        self,
+        scaler: Scaler,
+        interrupt: Interrupt,
+        quiet: bool = False,
+        watch: Callable[[Progress], None] | None = None,
+    ) -> SearchOutput:
+        """Searches.
+
+        Args:
+            scaler: From `load`.
+            interrupt: Ends the search with its best so far.
+            quiet: Show no progress.
+            watch: Called after every engine step; may cancel, too.
+        """
+
+        def follow(progress: Progress) -> None:
+            if watch:
+                watch(progress)
+            if interrupt.asked:
+                progress.cancel()
+
+        with only_results_on_stdout(), Live(quiet, self.budget.nfe, follow) as live:
+            return self._search(scaler, live)
+
+    def _search(self, scaler: Scaler, callback: Callable[[Progress], None]) -> SearchOutput:
+        output: SearchOutput = scaler(
+            self.prompt,
+            self.negative,
+            searcher=self.searcher,
+            verifier=self.verifier,
+            report=self.report,
+            budget=self.budget,
+            seed=self.seed,
+            height=self.height,
+            width=self.width,
+            num_inference_steps=self.steps,
+            guidance_scale=self.guidance,
+            options=self.options,
+            plain=self.plain,
+            progress=False,
+            callback=callback,
+            **self.arguments,
+        )
+        return output
+
+
+def parse_shapes(prompt: str) -> None:
+    """Checks a prompt against the grammar of the shapes world.
+
+    Raises:
+        ValueError: It is outside; the message says which part.
+    """
+    from imgscale.assets.shapes.world import parse
+
+    parse(prompt)
+
+
+def default_report(model: str, prompt: str) -> tuple[str, ...]:
+    """The held-out judge where there is one: the oracle, for a bundled model and a prompt that it can read."""
+    from imgscale.models import bundled
+
+    if model not in bundled():
+        return ()
+    try:
+        parse_shapes(prompt)
+    except ValueError:
+        return ()
+    return ("shapes",)

@@ -1,0 +1,265 @@
+"""The `imgscale` command: options, help, and mistakes said in one sentence. What the commands do lies beside this file.
+
+Nothing heavy is imported here, so that ``--help`` answers at once. Numbers are read by `imgscale.app.checks`, not by
+typer, whose messages name neither what is allowed nor what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import imgscale
+from imgscale.app import checks
+from imgscale.app.console import CANCELLED, complain
+from imgscale.errors import UnknownName, UserError
+
+# Click's base of all usage errors, wherever this release of typer keeps its click.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    help="Better images from unchanged text-to-image models, by searching at inference time.",
+    epilog='Try: imgscale generate "two red circles above a blue square"',
+    add_completion=False,
+    rich_markup_mode=None,  # plain help takes half the time of the framed one
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_FLAG = " "  # rather than typer's <bool>
+_JSON = typer.Option(
+    False, "--json", metavar=_FLAG, help="Print JSON for machines, and nothing else, on standard output."
+)
+_QUIET = typer.Option(False, "--quiet", "-q", metavar=_FLAG, help="Show no progress and no table.")
+_DEVICE = typer.Option(None, metavar="NAME", help="cpu, cuda, cuda:1, mps; the accelerator if there is one.")
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", metavar=_FLAG, help="Print the version.")) -> None:
+    if version:
+        print(f"imgscale {imgscale.__version__}")
+        raise typer.Exit()
+
+
+@app.command(
+    help="Search for the image of a prompt that the verifier likes best.\n\nWrites the image with its settings inside,"
+    " a plot of the best score against NFE, and the plain image of the same seed beside it. Ctrl-C keeps the best so"
+    " far."
+)
+def generate(
+    prompt: str = typer.Argument(..., metavar="PROMPT", help="What the image should show."),
+    model: str = typer.Option("shapes-flow", "--model", "-m", metavar="NAME", help="Bundled name, folder or hub id."),
+    searcher: str = typer.Option("rbf", "--searcher", "-s", metavar="NAME", help="How to search (imgscale list)."),
+    settings: list[str] = typer.Option([], "--set", metavar="OPTION=VALUE", help="The searcher's option; repeatable."),
+    verifier: str = typer.Option("clip", "--verifier", "-v", metavar="NAME", help="What to steer by (imgscale list)."),
+    report: list[str] = typer.Option(
+        [], metavar="NAME", help="Held-out judge, repeatable, or none; the shapes oracle where it fits."
+    ),
+    budget: str = typer.Option("200", "--budget", "-b", metavar="NFE", help="Model evaluations, never exceeded."),
+    seconds: str | None = typer.Option(None, metavar="S", help="Also a limit on the time of the search."),
+    seed: str = typer.Option("0", metavar="INT", help="Same seed, same image."),
+    steps: str | None = typer.Option(None, metavar="INT", help="Steps of an ordinary sample; the model's default."),
+    guidance: str | None = typer.Option(None, metavar="SCALE", help="Guidance scale; the model's default."),
+    height: str | None = typer.Option(None, metavar="PIXELS", help="The model's default."),
+    width: str | None = typer.Option(None, metavar="PIXELS", help="The model's default."),
+    negative: str | None = typer.Option(None, metavar="TEXT", help="What guidance steers away from."),
+    device: str | None = _DEVICE,
+    dtype: str | None = typer.Option(None, metavar="NAME", help="float32, bfloat16 or float16."),
+    out: Path = typer.Option(Path("imgscale-out"), "--out", "-o", metavar="FOLDER", help="Where files go."),
+    no_plain: bool = typer.Option(
+        False, "--no-plain", metavar=_FLAG, help="Don't make the plain image to compare with."
+    ),
+    as_json: bool = _JSON,
+    quiet: bool = _QUIET,
+) -> None:
+    from imgscale.app.job import Job, default_report
+    from imgscale.budget import Budget
+
+    top = 2**63 - 1
+    number = {
+        "seed": checks.whole(seed, "--seed", 0, top),
+        "steps": checks.whole(steps, "--steps", 1, 1000),
+        "height": checks.whole(height, "--height", 1, 16384),
+        "width": checks.whole(width, "--width", 1, 16384),
+    }
+    limits = Budget(nfe=checks.whole(budget, "--budget", 1, 10**12), seconds=checks.positive(seconds, "--seconds"))
+    job = Job(
+        prompt=checks.prompt(prompt),
+        negative=negative,
+        model=model,
+        searcher=searcher,
+        options=checks.options(settings),
+        verifier=verifier,
+        report=tuple(name for name in report if name != "none") if report else default_report(model, prompt),
+        budget=limits,
+        seed=number["seed"] or 0,
+        steps=number["steps"],
+        guidance=checks.positive(guidance, "--guidance", zero=True),
+        height=number["height"],
+        width=number["width"],
+        device=device,
+        dtype=checks.dtype(dtype),
+        plain=not no_plain,
+    )
+
+    def work() -> int:
+        from imgscale.app import generate
+
+        return generate.generate(job, out, as_json=as_json, quiet=quiet)
+
+    _do(work)
+
+
+@app.command()
+def rerun(
+    picture: Path = typer.Argument(..., metavar="PICTURE", help="A PNG that generate wrote."),
+    model: str | None = typer.Option(
+        None,
+        "--model",
+        "-m",
+        metavar="NAME",
+        help="Needed if the model isn't bundled: a picture can't say what to load.",
+    ),
+    verifier: str | None = typer.Option(
+        None,
+        "--verifier",
+        "-v",
+        metavar="NAME",
+        help="Needed if the picture's verifier has options, for the same reason.",
+    ),
+    device: str | None = _DEVICE,
+    out: Path | None = typer.Option(None, "--out", "-o", metavar="FOLDER", help="Where it goes; beside the picture."),
+    as_json: bool = _JSON,
+    quiet: bool = _QUIET,
+) -> None:
+    """Make a picture again from the settings inside it.
+
+    The exit status is 0 if every pixel is the same, and 1 if not.
+    """
+
+    def work() -> int:
+        from imgscale.app import rerun
+
+        return rerun.rerun(
+            picture, model=model, verifier=verifier, device=device, out=out, as_json=as_json, quiet=quiet
+        )
+
+    _do(work)
+
+
+@app.command("list")
+def list_(
+    kind: str | None = typer.Argument(None, metavar="[models|searchers|verifiers]", help="One kind; all by default."),
+    as_json: bool = _JSON,
+) -> None:
+    """List the models, searchers and verifiers, with their options."""
+
+    def work() -> int:
+        from imgscale.app import listing
+
+        return listing.show(kind, as_json)
+
+    _do(work)
+
+
+@app.command()
+def doctor(as_json: bool = _JSON, quiet: bool = _QUIET) -> None:
+    """Say what works on this machine and what is missing.
+
+    The exit status is 0 if a search with the bundled model works.
+    """
+
+    def work() -> int:
+        from imgscale.app import doctor
+
+        return doctor.doctor(as_json, quiet)
+
+    _do(work)
+
+
+@app.command()
+def cite(
+    names: list[str] = typer.Argument(None, metavar="[NAME]...", help="Searchers, verifiers or keys; all by default."),
+    as_json: bool = _JSON,
+) -> None:
+    """Print BibTeX for imgscale and the methods it runs."""
+
+    def work() -> int:
+        from imgscale.app import cite
+
+        return cite.cite(names or [], as_json)
+
+    _do(work)
+
+
+def _do(work: Callable[[], int]) -> None:
+    try:
+        status = work()
+    except KeyboardInterrupt:
+        complain("stopped before there was an image to keep.")
+        status = CANCELLED
+    raise typer.Exit(status)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits: 0 done, 1 failed, 2 asked for something that can't be, 130 stopped by Ctrl-C.
+
+    Args:
+        arguments: What follows the command's name; those of the process for None.
+    """
+    debug = os.environ.get("IMGSCALE_DEBUG") == "1"
+    if not debug:  # libraries' chatter is for developers
+        warnings.simplefilter("ignore")
+        for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
+            os.environ.setdefault(name, "error")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = app(args=given or ["--help"], prog_name="imgscale", standalone_mode=False)
+    except UserError as error:
+        complain(str(error))
+        status = 2
+    except _UsageError as error:
+        complain(_sentence(error))
+        status = 2
+    except Exception as error:
+        if debug:
+            raise
+        complain(_unexpected(error))
+        status = 1
+    sys.exit(status or 0)
+
+
+def _sentence(error: Any) -> str:
+    """A usage error of typer's as one sentence that says what to do."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "imgscale"
+    name = type(error).__name__
+    message = str(error.format_message()).strip()
+    if name == "NoSuchOption":
+        known = [option for p in context.command.params for option in p.opts] if context else []
+        return str(UnknownName("option", error.option_name, [o for o in known if o.startswith("--")]))
+    if name == "MissingParameter":
+        return f"The {error.param.name} is missing; give it after {path!r}, in quotes if it has spaces."
+    if match := re.match(r"No such command '(.*?)'", message):
+        return str(UnknownName("command", match[1], _commands()))
+    if match := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+        return f"{match[1]!r} is too much for {path!r}; put a text with spaces in quotes."
+    return f"{message.rstrip('.')}; see {path} --help."
+
+
+def _commands() -> list[str]:
+    return [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+
+
+def _unexpected(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 300 else text[:299] + "…"
+    if isinstance(error, MemoryError) or "out of memory" in text.lower():
+        return f"Out of memory ({text}); try a smaller --height and --width, --dtype bfloat16, or a smaller model."
+    return f"{type(error).__name__}: {text}. This is a bug: please report it with what IMGSCALE_DEBUG=1 shows."
