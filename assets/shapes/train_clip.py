@@ -102,15 +102,15 @@ def truths(captions: list[str], scenes: dict[str, Scene], seen: list[list[Object
     return held
 
 
-def soften(x: Tensor, chance: torch.Generator) -> Tensor:
-    """Half of the images blurred, ghosted by a shifted copy, faded, tinted and made noisy, each by a random amount."""
+def soften(x: Tensor, chance: torch.Generator, share: float = 0.5) -> Tensor:
+    """A share of the images blurred, ghosted by a shifted copy, faded, tinted and noisy, by random amounts."""
     n = len(x)
 
     def amount(top: float, share: float) -> Tensor:
         on = torch.rand(n, generator=chance) < share
         return (top * on * torch.rand(n, generator=chance))[:, None, None, None].to(x.device)
 
-    soft = (torch.rand(n, generator=chance) < 0.5).to(x.device)[:, None, None, None]
+    soft = (torch.rand(n, generator=chance) < share).to(x.device)[:, None, None, None]
     dx, dy = (int(v) for v in torch.randint(-4, 5, (2,), generator=chance))
     y = x.lerp(x.roll((dy, dx), (2, 3)), amount(0.5, 0.4))
     sigma = amount(2.2, 0.7).flatten() + 1e-3
