@@ -21,7 +21,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 FOLDERS = ("searchers", "verifiers", "app", "assets")
 HEAVY = ("diffusers", "transformers", "open_clip", "gradio", "matplotlib")
 MAX_WHEEL_MB = 40
-MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model")  # weights, configurations, tokenizers
+DATA_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".bib")  # weights, configurations, tokenizers, papers
 # Never shipped: what training leaves behind, and pickles, which can run code when loaded.
 UNSHIPPED = (".log", ".pt", ".pth", ".ckpt", ".bin", ".pkl", ".npz", ".pyc")
 
@@ -94,13 +94,10 @@ def modules(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
 
 
-def model_files() -> set[str]:
-    """What bundled models are read from, relative to assets/: folders with weights or a pipeline's index."""
-    assets = ROOT / "assets"
-    marks = [*assets.rglob("*.safetensors"), *assets.rglob("model_index.json")]
-    folders = {mark.parent for mark in marks if not {"checkpoints", "logs"} & set(mark.parts)}
-    files = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
-    return {path.relative_to(assets).as_posix() for path in files if path.suffix in MODEL_SUFFIXES}
+def data_files() -> set[str]:
+    """What is read at run time, relative to assets/."""
+    found = {path.relative_to(ROOT / "assets") for path in (ROOT / "assets").rglob("*") if path.suffix in DATA_SUFFIXES}
+    return {path.as_posix() for path in found if not {"checkpoints", "logs"} & set(path.parts)}
 
 
 def test_wheel_holds_every_module_once(wheel: Path) -> None:
@@ -117,7 +114,7 @@ def test_wheel_claims_no_other_top_level_name(wheel: Path) -> None:
 
 def test_wheel_carries_the_bundled_models_and_nothing_of_their_training(wheel: Path) -> None:
     shipped = names(wheel)
-    assert {f"imgscale/assets/{name}" for name in model_files()} <= shipped
+    assert {f"imgscale/assets/{name}" for name in data_files()} <= shipped
     assert [name for name in shipped if name.endswith(UNSHIPPED) or "/checkpoints/" in name] == []
     assert wheel.stat().st_size < MAX_WHEEL_MB * 1e6
 
