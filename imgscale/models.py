@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
@@ -121,7 +123,6 @@ def _may_be_hub_id(name: str) -> bool:
 def _from_pretrained(source: str, name: str, device: str | torch.device | None, dtype: torch.dtype | None) -> Any:
     import torch
     from diffusers import DiffusionPipeline
-    from diffusers.utils import logging
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -132,16 +133,30 @@ def _from_pretrained(source: str, name: str, device: str | torch.device | None, 
         raise UserError(f"The device {str(device)!r} can't be used here ({_line(error)}); try 'cpu'.") from error
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    logging.disable_progress_bar()
     try:
-        pipe = DiffusionPipeline.from_pretrained(source, torch_dtype=dtype, use_safetensors=True)
+        with _without_bars() if Path(source).is_dir() else nullcontext():
+            pipe = DiffusionPipeline.from_pretrained(source, torch_dtype=dtype, use_safetensors=True)
     except Exception as error:  # diffusers, the hub and safetensors raise a dozen kinds
         raise UserError(_why_not(name, error)) from error
-    finally:
-        logging.enable_progress_bar()
     if device.type == "cpu" and getattr(pipe, "vae", None) is not None:
         pipe.vae.to(memory_format=torch.channels_last)  # convolutions run several times faster so
     return pipe.to(device)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """No progress bar for each file read from the disk; what comes over the network keeps its own."""
+    from diffusers.utils import logging as diffusers
+    from transformers.utils import logging as transformers
+
+    shown = [library for library in (diffusers, transformers) if library.is_progress_bar_enabled()]
+    for library in shown:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in shown:
+            library.enable_progress_bar()
 
 
 def _why_not(name: str, error: Exception) -> str:
