@@ -29,6 +29,13 @@ from imgscale.assets.shapes.world import render, training_scene
 
 WIDTHS = (128, 64)  # of the two text encoders
 HEADS, LAYERS = 6, 6
+SETTINGS = {
+    "steps": 10,
+    "guidance_scale": 3.0,
+    "clip": "shapes-clip",
+    "defaults": {"max_sequence_length": 0},  # no empty T5 tokens: four times faster
+    "summary": "flow model with guidance (Stable Diffusion 3 architecture, 8 M parameters) of the shapes world, 64x64",
+}
 
 
 class Generator(nn.Module):
@@ -147,6 +154,7 @@ def main() -> None:
             text_encoder_3=None,
             tokenizer_3=None,
         ).save_pretrained(HERE / "shapes-flow", safe_serialization=True)
+        (HERE / "shapes-flow" / "imgscale.json").write_text(json.dumps(SETTINGS, indent=1) + "\n")
 
     run(args, "shapes-flow", model, loss, finish)
 
