@@ -66,7 +66,9 @@ class Interrupt:
 
 
 class Live:
-    """A progress line in NFE with the best score and the time left; on anything but a terminal, a line each tenth.
+    """A progress line in NFE with the best score and the time left.
+
+    Where standard error is no terminal, it says so at each tenth of the total, and at least every half a minute.
 
     Args:
         quiet: Say nothing.
@@ -81,9 +83,10 @@ class Live:
         self._quiet, self._total, self._callback = quiet, total, callback
         self._bar: Any = None
         self._tenth, self._began = 0, time.monotonic()
+        self._said = self._began
 
     def __enter__(self) -> Live:
-        if not self._quiet and self._console.is_terminal:
+        if not self._quiet and self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
@@ -108,9 +111,11 @@ class Live:
         spent = f"{progress.nfe}" + (f"/{self._total}" if self._total else "")
         if self._bar is not None:
             self._bar.update(self._task, completed=progress.nfe, spent=spent, best=best)
-        elif self._total and progress.nfe * 10 // self._total > self._tenth:
-            self._tenth = progress.nfe * 10 // self._total
-            print(f"{spent} NFE, best {best}, {time.monotonic() - self._began:.0f} s", file=sys.stderr, flush=True)
+            return
+        now, tenth = time.monotonic(), progress.nfe * 10 // self._total if self._total else 0
+        if tenth > self._tenth or now - self._said >= 30:
+            self._tenth, self._said = tenth, now
+            print(f"{spent} NFE, best {best}, {now - self._began:.0f} s", file=sys.stderr, flush=True)
 
 
 @contextmanager

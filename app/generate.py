@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 REASONS = {
     "budget": "The budget is spent.",
-    "complete": "The searcher was done.",
+    "complete": "The search is complete.",
     "ceiling": "The score can't get any higher.",
     "deadline": "The time is up.",
     "cancelled": "Stopped by Ctrl-C: this is the best so far.",

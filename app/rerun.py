@@ -116,12 +116,12 @@ def job_of(record: Record, model: str | None = None, verifier: str | None = None
     if model is None and record.model not in bundled():
         raise UserError(
             f"The picture was made with the model {record.model!r}, which isn't bundled, and settings in a picture may"
-            f" not say what to load; if you trust it, add --model {record.model!r}."
+            " not say what to load; if you have it and trust it, name it with --model."
         )
     if verifier is None and "(" in record.verifier:
         raise UserError(
             f"The picture was judged by the verifier {record.verifier!r}, whose options may say what to load; if you"
-            f" trust it, add --verifier {record.verifier!r}."
+            f" trust them, add --verifier {record.verifier!r}."
         )
     for name, value in record.pipeline_arguments.items():
         if isinstance(value, str) and not re.fullmatch(r"(negative_)?prompt_\d", name):

@@ -96,7 +96,9 @@ class Record(_Strict):
         """The record of a search's outcome."""
         settings = output.settings
         values = {
-            **settings,
+            **{name: _without_folders(value) for name, value in settings.items()},
+            "prompt": output.prompt,
+            "negative_prompt": settings["negative_prompt"],
             "options": _scalars(settings["options"]),
             "pipeline_arguments": _scalars(settings["pipeline_arguments"]),
             "imgscale": imgscale.__version__,
@@ -119,6 +121,13 @@ _INCIDENTAL = {"imgscale", "ledger", "scores", "versions", "verifiers", "report"
 def finite(scores: Mapping[str, float]) -> dict[str, float | None]:
     """Scores as JSON can hold them: None for −inf, which means that there was no score."""
     return {name: score if math.isfinite(score) else None for name, score in scores.items()}
+
+
+def _without_folders(value: Any) -> Any:
+    """The value with absolute paths cut to their last part: pictures are shared, and folders tell who made them."""
+    if isinstance(value, Mapping):
+        return {name: _without_folders(item) for name, item in value.items()}
+    return f"…/{Path(value).name}" if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
