@@ -62,7 +62,7 @@ class Particles:
         return len(self.keys)
 
     def __getitem__(self, index: Index) -> Particles:
-        where = torch.as_tensor([index] if isinstance(index, int) else index) if not isinstance(index, slice) else index
+        where = index if isinstance(index, slice) else _rows(index)
         there = where.to(self.x.device) if isinstance(where, Tensor) else where
         scores = None if self.scores is None else self.scores[where]
         return replace(
@@ -94,6 +94,12 @@ class Particles:
         number = torch.arange(first, first + n).repeat(len(self))
         children = self[index]
         return replace(children, keys=fold(children.keys, self.step, number))
+
+
+def _rows(index: int | Sequence[int] | Tensor) -> Tensor:
+    """Row numbers or a mask, always (k,): one particle stays a batch, and no particle is one, too."""
+    rows = torch.as_tensor(index).reshape(-1)
+    return rows if len(rows) else rows.long()
 
 
 def join(parts: Sequence[Particles]) -> Particles:

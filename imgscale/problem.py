@@ -5,7 +5,6 @@ Every verb is a generator: searchers use ``yield from``. A verb that doesn't fit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,8 @@ class Score:
 
 Request = Predict | Score
 Verb = Generator[Request, Any, Any]
+
+NOISE = -1  # folded into a key before the step: no child and no starting noise has this number
 
 
 class Problem:
@@ -128,7 +129,7 @@ class Problem:
             t, t_next = particles.time, schedule.times[particles.step + 1]
             noise = None
             if kernel.stochastic and t_next > 0:
-                noise = normal(fold(particles.keys, particles.step + 1), tuple(particles.x.shape[1:]))
+                noise = normal(fold(particles.keys, NOISE, particles.step + 1), tuple(particles.x.shape[1:]))
                 noise = noise.to(particles.x.device, non_blocking=True)
             x = kernel(schedule.path, t, t_next, particles.x, particles.x0, noise)
             x0 = x if t_next == 0 else (yield Predict(x, t_next, schedule.path))
@@ -175,8 +176,7 @@ class Problem:
 
     def finishing_nfe(self, particles: Particles) -> int:
         """Model evaluations that one of these particles needs to become an image."""
-        own = self.on_own_path(particles[:1])
-        return own.schedule.nfe(own.step, own.schedule.steps)
+        return self.finishing_from(particles.schedule, particles.step)
 
     def finishing_from(self, schedule: Schedule, step: int) -> int:
         """Model evaluations from a step of a schedule to the image, by the model's own grid."""
@@ -194,21 +194,24 @@ class Problem:
         self.meter.require(nfe=n * nfe)
         if self.done or schedule.times[to] == 0:
             return
-        after = self.finishing_from(schedule, to)
-        before = self.finishing_nfe(self.incumbent) if self.incumbent is not None else 0
-        if self.left - n * nfe < max(after, before):
+        rest = self.left - n * nfe
+        if rest < self.finishing_from(schedule, to) and not self._can_finish(self.incumbent, rest):
             raise BudgetSpent
 
+    def _can_finish(self, particles: Particles | None, nfe: float) -> bool:
+        """Whether one of these particles becomes an image for so many evaluations."""
+        return particles is not None and self.finishing_nfe(particles) <= nfe
+
     def _follow(self, particles: Particles) -> Particles:
-        """Keeps the most promising particle in flight, until something is finished."""
-        if self.done or not len(particles):
+        """Keeps the most promising particle in flight that can still be finished, until something is."""
+        if self.done or not len(particles) or not self._can_finish(particles, self.left):
             return particles
+        held = self.incumbent if self._can_finish(self.incumbent, self.left) else None
         if particles.scores is None:
-            if self.incumbent is None or self.incumbent.scores is None:
+            if held is None or held.scores is None:
                 self.incumbent = particles[:1]
             return particles
         best = int(particles.scores.argmax())
-        held = self.incumbent.scores if self.incumbent is not None else None
-        if held is None or particles.scores[best] >= held[0] or not math.isfinite(held[0]):
+        if held is None or held.scores is None or particles.scores[best] >= held.scores[0]:
             self.incumbent = particles[best : best + 1]
         return particles
