@@ -33,7 +33,10 @@ def trace(output: SearchOutput) -> bytes:
     points = [p for p in output.trace if math.isfinite(p.score)]
     nfe = [p.nfe for p in points]
     scores = {output.verifier: [p.score for p in points]}
-    held_out = {name: [p.report[name] for p in points] for name in (points[0].report if points else {})}
+    reported = points[0].report if points else {}
+    held_out = {
+        name: [p.report[name] if math.isfinite(p.report[name]) else math.nan for p in points] for name in reported
+    }
     lines = [_steps(left, nfe, scores[output.verifier], STEERS, "-", f"{output.verifier} (steers)")]
     shared = all(_alike(scores[output.verifier], values) for values in held_out.values())
     right = left if shared else left.twinx()
@@ -58,7 +61,8 @@ def trace(output: SearchOutput) -> bytes:
         axis.ticklabel_format(axis="y", useOffset=False, style="plain")
         low, high = axis.dataLim.intervaly
         room = max(0.12 * (high - low), 0.005 * max(abs(low), abs(high)), 0.002)  # or noise would look like progress
-        axis.set_ylim(low - room, high + room)
+        if low <= high:  # and not infinite, for want of any score
+            axis.set_ylim(low - room, high + room)
     left.grid(True, color="#e6e6ea", linewidth=0.8)
     left.set_axisbelow(True)
     left.set_title("\n".join(_rows(output.prompt, 78, 2)), loc="left", fontsize=10, color=INK, parse_math=False, pad=30)

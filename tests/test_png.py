@@ -96,7 +96,14 @@ def test_the_plain_image_tells_of_no_search() -> None:
 
 def test_same_search_ignores_what_a_machine_does_and_nothing_else() -> None:
     assert record().same_search(record(ledger={"seconds": 9.0}, versions={"torch": "9"}, scores={}, report=[]))
-    for change in ({"seed": 1}, {"prompt": "b"}, {"options": {}}, {"stopped": "cancelled"}, {"rounds": 3}):
+    changes: list[dict[str, Any]] = [
+        {"seed": 1},
+        {"prompt": "b"},
+        {"options": {}},
+        {"stopped": "cancelled"},
+        {"rounds": 3},
+    ]
+    for change in changes:
         assert not record().same_search(record(**change))
 
 
