@@ -67,8 +67,7 @@ class Denoiser:
         self.guidance = self._guidance_argument()
         self.guidance_default: float | None = self._default(self.guidance) if self.guidance else None
         self.steps_default: int = self._default("num_inference_steps") or 50
-        self._mixed = MIXED_TIMES.get(self.name, {})
-        self.mixed_times = bool(self._mixed)
+        self.mixed_times = self.name in MIXED_TIMES
 
     @property
     def device(self) -> torch.device:
@@ -173,21 +172,24 @@ class Denoiser:
         t = as_time(t)
         distinct = t.unique()
         if len(distinct) == 1:
-            return self._evaluate(x, distinct[0], cond)
-        copies = self._mixed.get(cond.passes, 0)
-        if copies:
-            return self._evaluate(x, t, cond, copies)
+            return self.evaluate(x, distinct[0], cond)
+        if repeats := self.repeats(cond):
+            return self.evaluate(x, t, cond, repeats)
         answer = [torch.empty(0)] * len(x)
         for time in distinct:
             rows = (t == time).nonzero()[:, 0].tolist()
-            for row, x0 in zip(rows, self._evaluate(x[rows], time, cond.at(rows)), strict=True):
+            for row, x0 in zip(rows, self.evaluate(x[rows], time, cond.at(rows)), strict=True):
                 answer[row] = x0
         return torch.stack(answer)
+
+    def repeats(self, cond: Condition) -> int:
+        """How often the times of a batch are repeated in one call for mixed times; 0 where it can't hold them."""
+        return MIXED_TIMES.get(self.name, {}).get(cond.passes, 0)
 
     def decode(self, x0: Tensor, cond: Condition) -> Tensor:
         """Images of latents, as the pipeline itself decodes them.
 
-        A safety checker is left out: its black images would look like bugs and be ranked; see `flagged`.
+        A safety checker is left out, since its black images would be scored and ranked: see `flagged`.
 
         Args:
             x0: (n, *cond.latent_shape).
@@ -202,10 +204,30 @@ class Denoiser:
             images = (images / 2 + 0.5).clamp(0, 1)
         return images[:, :3].float()  # Qwen-Image 2.1 draws a fourth channel, opacity
 
-    def _evaluate(self, x: Tensor, t: Tensor, cond: Condition, copies: int = 1) -> Tensor:
+    def flagged(self, images: Tensor) -> list[bool]:
+        """Which images the pipeline's own safety checker objects to; none where it has no checker.
+
+        Args:
+            images: (n, 3, height, width) in [0, 1].
+        """
+        if getattr(self._pipe, "safety_checker", None) is None:
+            return [False] * len(images)
+        images = images.to(self.device) * 2 - 1  # a new tensor, as the checker blackens what it objects to
+        _, unsafe = self._pipe.run_safety_checker(images, self.device, self.dtype)
+        return [bool(flag) for flag in unsafe]
+
+    def evaluate(self, x: Tensor, t: Tensor, cond: Condition, repeats: int = 1) -> Tensor:
+        """`predict` in one call of the pipeline, whether or not it can hold mixed times.
+
+        Args:
+            x: (n, *cond.latent_shape) on `path`.
+            t: float64 () or (n,) on the CPU.
+            cond: From `encode`, or stacked for n particles.
+            repeats: How often the pipeline is to see the vector of times.
+        """
         if cond.passes in SINGLE.get(self.name, ()) and len(x) > 1:
-            return torch.cat([self._evaluate(x[i : i + 1], t, cond.at([i])) for i in range(len(x))])
-        timesteps = cond.clock.timestep(t).repeat(copies)[None] if t.ndim else cond.clock.timestep(t)[None]
+            return torch.cat([self.evaluate(x[i : i + 1], t, cond.at([i])) for i in range(len(x))])
+        timesteps = cond.clock.timestep(t).repeat(repeats)[None] if t.ndim else cond.clock.timestep(t)[None]
         kwargs = {**cond.kwargs, "output_type": "latent"}
         _, recorder = self._caller(cond.rows_for(len(x)), kwargs, timesteps, x=self._cast(x, cond))
         return self._schedule.x0(x.float(), t, recorder.recorded_output)

@@ -817,7 +817,7 @@ def Flux2KleinPipeline() -> Any:
     )
 
 
-@species(defaults={"max_sequence_length": 48, "text_encoder_out_layers": (1, 2)}, guided=None, plain={})
+@species(defaults={"max_sequence_length": 512, "text_encoder_out_layers": (1, 2)}, guided=None, plain={})
 def Flux2Pipeline() -> Any:
     import diffusers
 
@@ -830,7 +830,7 @@ def Flux2Pipeline() -> Any:
     )
 
 
-@species(defaults={"max_sequence_length": 16})
+@species(defaults={"max_sequence_length": 256})
 def OvisImagePipeline() -> Any:
     import diffusers
 
@@ -982,7 +982,7 @@ def QwenImage21Pipeline() -> Any:
     )
 
 
-@species(defaults={"max_sequence_length": 16}, plain={"guidance_scale": 0.0})
+@species(defaults={"max_sequence_length": 256}, plain={"guidance_scale": 0.0})
 def Krea2Pipeline() -> Any:
     import diffusers
 
