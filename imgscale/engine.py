@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PATIENCE = 3  # failed verifier calls, without any score before, that end a search
+
 
 class Verifier(Protocol):
     """A reward: images float32 (n, 3, h, w) in [0, 1] and n prompts to float32 (n,), higher is better.
@@ -75,6 +77,9 @@ class Search:
     _request: Request | None = None
     _closing: bool = False
     _heard: bool = False  # a score from the verifier, ever
+    _unheard: int = 0  # verifier calls that failed
+    _checked: float = 0.0  # seconds at the last check of the clock
+    _pace: float = 0.0  # seconds of the slowest engine step; the first, which warms up, counts only at first
 
     @property
     def meter(self) -> Meter:
@@ -129,7 +134,7 @@ class Search:
         """Takes note of scored images: the best so far, the trace, the end of what can't get better."""
         self._request = None
         particles = request.particles
-        if particles.finished and len(particles):
+        if particles.finished:
             self.problem.done = True
             i = int(scores.argmax())
             if self.best is None or float(scores[i]) > self.best.score:
@@ -158,22 +163,33 @@ class Search:
 
     def judge(self, verifier: Verifier, images: Tensor) -> Tensor:
         """Scores of images for this search's prompt, float64 (n,) on the CPU; −inf where there is no number."""
-        return judge(verifier, images, [self.problem.cond.prompt] * len(images), self.notice)
+        scores = judge(verifier, images, [self.problem.cond.prompt] * len(images), self.notice)
+        return scores.nan_to_num(nan=-math.inf, neginf=-math.inf)
+
+    def clock(self) -> float:
+        """Brings the clock up to date and learns from it how long an engine step takes; the seconds that are left."""
+        left = self.meter.tick()
+        now = self.meter.ledger.seconds
+        self._pace = max(now - self._checked, self._pace if self.rounds > 2 else 0.0)
+        self._checked = now
+        return left
 
 
 def judge(verifier: Verifier, images: Tensor, prompts: list[str], notice: Callable[[str], None]) -> Tensor:
-    """One batched verifier call. Failures and NaN cost −inf and a notice, never the search."""
+    """One batched verifier call: float64 (n,) on the CPU, −inf where it gave no number, NaN where it failed."""
     from imgscale.errors import UserError
 
     try:
         scores = verifier(images, prompts)
         if tuple(scores.shape) != (len(images),):
             raise ValueError(f"it returned shape {tuple(scores.shape)} for {len(images)} images")
-    except (UserError, torch.OutOfMemoryError):
+    except UserError:
         raise
     except Exception as error:  # anything a verifier may do must leave the search alive
+        if len(images) > 1 and _is_out_of_memory(error):
+            raise
         notice(f"The verifier {verifier.name} failed and cost its candidates −inf: {error!r}.")
-        return torch.full((len(images),), -math.inf, dtype=torch.float64)
+        return torch.full((len(images),), math.nan, dtype=torch.float64)
     scores = scores.detach().to("cpu", torch.float64)
     if bool(scores.isnan().any()):
         notice(f"The verifier {verifier.name} gave NaN, which counts as −inf.")
@@ -220,6 +236,8 @@ class Engine:
                 for search in searches:
                     if search.best is None:
                         self._show_preview(search)
+                    if search._unheard and not search._heard and search.stopped in ("budget", "complete"):
+                        search.stopped = "verifier"
                     search.mark()
         finally:
             for search in searches:
@@ -231,21 +249,18 @@ class Engine:
 
     def _check_stops(self, active: Sequence[Search], stop: str) -> None:
         for search in active:
-            left = search.meter.tick()
+            left = search.clock()
             incumbent = search.problem.incumbent
             if incumbent is None and search.best is None:
                 continue  # there is nothing to leave yet
             if stop == "cancelled" or (stop and not search._closing):
                 search.end(stop)
             elif not search._closing:
-                ledger = search.meter.ledger
-                pace = ledger.seconds / max(ledger.nfe, 1)
-                needs = (
-                    pace * (search.problem.finishing_nfe(incumbent) + 1)
-                    if search.best is None and incumbent is not None
-                    else 0.0
-                )
-                if left <= needs:
+                rounds = 1
+                # One slow step may be a warm-up: not yet a reason to give up searching.
+                if search.best is None and incumbent is not None and search.rounds > 1:
+                    rounds += search.problem.finishing_nfe(incumbent) + 1
+                if left <= 0 or left < search._pace * rounds:
                     search.end("deadline")
 
     # ------------------------------------------------------------------------------------- model evaluations
@@ -256,6 +271,9 @@ class Engine:
         for search in searches:
             request = search._request
             assert isinstance(request, Predict)
+            if not len(request.x):
+                self._answer(search, request.x)
+                continue
             try:
                 search.meter.require(nfe=len(request.x))
             except BudgetSpent:
@@ -269,8 +287,11 @@ class Engine:
         for members in groups.values():
             x0 = self._predict_group(members)
             for (search, _, _), answer in zip(members, x0.split([len(x) for _, x, _ in members]), strict=True):
-                search._request = None
-                search.advance(answer)
+                self._answer(search, answer)
+
+    def _answer(self, search: Search, answer: Tensor) -> None:
+        search._request = None
+        search.advance(answer)
 
     def _predict_group(self, members: list[tuple[Search, Tensor, float]]) -> Tensor:
         x = torch.cat([x for _, x, _ in members])
@@ -290,7 +311,17 @@ class Engine:
     def _score(self, searches: Sequence[Search]) -> None:
         groups: dict[Hashable, list[Search]] = {}
         for search in searches:
-            assert isinstance(search._request, Score)
+            request = search._request
+            assert isinstance(request, Score)
+            n = len(request.particles)
+            if not n:
+                self._answer(search, torch.zeros(0, dtype=torch.float64))
+                continue
+            try:
+                search.meter.require(verifier_calls=n, decodes=n)
+            except BudgetSpent:
+                search.end("budget")
+                continue
             groups.setdefault((search.problem.cond.key, id(search.verifier)), []).append(search)
         for members in groups.values():
             self._score_group(members)
@@ -305,6 +336,8 @@ class Engine:
             [s.problem.cond for s in members],
             counts,
         )
+        finite = sound & images.flatten(1).isfinite().all(1)
+        images = torch.where(finite.reshape(-1, 1, 1, 1), images, 0.0)  # one NaN must not spoil a verifier's batch
         prompts = [s.problem.cond.prompt for s, n in zip(members, counts, strict=True) for _ in range(n)]
 
         def notice(text: str) -> None:
@@ -314,20 +347,21 @@ class Engine:
         def work(a: int, b: int) -> Tensor:
             return judge(members[0].verifier, images[a:b], prompts[a:b], notice)
 
-        scores = torch.cat([torch.empty(0, dtype=torch.float64), *self._in_batches(len(x0), work)])
-        finite = sound & images.flatten(1).isfinite().all(1)
-        scores[~finite.cpu()] = -math.inf
-        for search, request, part, pictures, good in zip(
-            members, requests, scores.split(counts), images.split(counts), finite.split(counts), strict=True
+        scores = torch.cat(self._in_batches(len(x0), work))
+        failed = scores.isnan()
+        scores[failed | ~finite.cpu()] = -math.inf
+        for search, request, part, pictures, good, lost in zip(
+            members, requests, *(rows.split(counts) for rows in (scores, images, finite, failed)), strict=True
         ):
             search.meter.charge(verifier_calls=len(part), decodes=len(part))
             if not bool(good.all()):
                 search.notice("Some latents or images weren't finite; they count as −inf.")
             search._heard |= bool(part.isfinite().any())
+            search._unheard += bool(lost.all())
             search.settle(pictures, part, request)
             if search.stopped and not search._closing:
                 continue
-            if not search._heard and len(part) and bool(good.any()):
+            if not search._heard and search._unheard >= PATIENCE:
                 search.end("verifier")
             else:
                 search.advance(part)
@@ -342,8 +376,13 @@ class Engine:
         held = search.problem.incumbent
         if held is None:
             return
-        images = self.decode(held.x0, [search.problem.cond], [len(held)])
-        scores = search.judge(search.verifier, images)
+        images = self.decode(held.x0, [search.problem.cond], [1])
+        search.meter.charge(decodes=1)
+        scores = held.scores
+        if scores is None:
+            scores = search.judge(search.verifier, images)
+            scores[~images.flatten(1).isfinite().all(1).cpu()] = -math.inf
+            search.meter.charge(verifier_calls=1)
         search.notice("The search was stopped before it finished an image; this is its best preview.")
         search.keep(images, held.x0, scores, held.seeds, 0, finished=held.finished)
 
@@ -372,7 +411,7 @@ def _stack(conds: Sequence[Condition], counts: Sequence[int]) -> Condition:
     return conds[0] if len(conds) == 1 else type(conds[0]).stack(conds, counts)
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """CUDA has a class for it; MPS and the CPU's allocator only say so."""
     text = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text

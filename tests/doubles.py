@@ -86,7 +86,8 @@ class Watched(Gaussian):
     """A Gaussian that counts what is decoded, and fails where a test wants it to.
 
     Args:
-        before: Called with the number of rows before every evaluation and every decode.
+        evaluate: Called with the number of rows before every evaluation.
+        render: The same before every decode.
         spoil: Which rows of x (n, d) get NaN for x0.
 
     Attributes:
@@ -96,17 +97,18 @@ class Watched(Gaussian):
 
     def __init__(
         self,
-        before: Callable[[int], None] = lambda n: None,
+        evaluate: Callable[[int], None] = lambda n: None,
+        render: Callable[[int], None] = lambda n: None,
         spoil: Callable[[Tensor], Tensor] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        self.before, self.spoil = before, spoil
+        self.evaluate, self.render, self.spoil = evaluate, render, spoil
         self.decoded: list[int] = []
         self.places: list[list[tuple[float, float]]] = []
 
     def predict(self, x: Tensor, t: float | Tensor, cond: Condition) -> Tensor:
-        self.before(len(x))
+        self.evaluate(len(x))
         times = torch.as_tensor(t).expand(len(x)).tolist()
         shifts = cond.shifts * (len(x) // len(cond.shifts))
         self.places.append(list(zip(times, shifts, strict=True)))
@@ -114,7 +116,7 @@ class Watched(Gaussian):
         return x0 if self.spoil is None else torch.where(self.spoil(x)[:, None], torch.nan, x0)
 
     def decode(self, x0: Tensor, cond: Condition) -> Tensor:
-        self.before(len(x0))
+        self.render(len(x0))
         self.decoded.append(len(x0))
         return super().decode(x0, cond)
 
