@@ -11,6 +11,7 @@ from imgscale.errors import UnknownName, UserError
 
 DTYPES = ("bfloat16", "float16", "float32")
 LONGEST_PROMPT = 10_000  # characters
+LARGEST = 2**63 - 1  # seed
 
 
 def prompt(text: str, what: str = "prompt") -> str:
@@ -26,17 +27,18 @@ def prompt(text: str, what: str = "prompt") -> str:
     return text
 
 
-def whole(value: str | None, option: str, low: int, high: int) -> int | None:
-    """A whole number in [low, high]; None stays None."""
+def whole(value: str | None, option: str, low: int, high: int | None = None) -> int | None:
+    """A whole number in [low, high], or of any size from ``low`` on; None stays None."""
     if value is None:
         return None
     try:
         number = int(value)
     except ValueError:
         number = None
-    if number is None or not low <= number <= high:
-        top = "2**63 - 1" if high == 2**63 - 1 else high
-        raise UserError(f"{option} can't be {value!r}; give a whole number from {low} to {top}.")
+    if number is None or not low <= number <= (LARGEST if high is None else high):
+        top = "2**63 - 1" if high == LARGEST else high
+        allowed = f"of at least {low}" if high is None else f"from {low} to {top}"
+        raise UserError(f"{option} can't be {value!r}; give a whole number {allowed}.")
     return number
 
 

@@ -92,9 +92,8 @@ class Live:
 
             columns = ("{task.description}", "{task.fields[spent]} NFE", "best {task.fields[best]}")
             texts = [TextColumn(column) for column in columns]
-            self._bar = Bar(
-                texts[0], BarColumn(), *texts[1:], TimeRemainingColumn(), console=self._console, transient=True
-            )
+            left = TimeRemainingColumn(), TextColumn("left")
+            self._bar = Bar(texts[0], BarColumn(), *texts[1:], *left, console=self._console, transient=True)
             self._task = self._bar.add_task("searching", total=self._total, spent="0", best="–")
             self._bar.start()
         return self

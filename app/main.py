@@ -81,14 +81,13 @@ def generate(
     from imgscale.app.job import Job, default_report
     from imgscale.budget import Budget
 
-    top = 2**63 - 1
     number = {
-        "seed": checks.whole(seed, "--seed", 0, top),
+        "seed": checks.whole(seed, "--seed", 0, checks.LARGEST),
         "steps": checks.whole(steps, "--steps", 1, 1000),
         "height": checks.whole(height, "--height", 1, 16384),
         "width": checks.whole(width, "--width", 1, 16384),
     }
-    limits = Budget(nfe=checks.whole(budget, "--budget", 1, 10**12), seconds=checks.positive(seconds, "--seconds"))
+    limits = Budget(nfe=checks.whole(budget, "--budget", 1), seconds=checks.positive(seconds, "--seconds"))
     job = Job(
         prompt=checks.prompt(prompt),
         negative=negative,

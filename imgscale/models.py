@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
@@ -167,7 +168,10 @@ def _why_not(name: str, error: Exception) -> str:
     if isinstance(error, MemoryError) or "out of memory" in lower:
         return f"There isn't enough memory to load {name!r}; choose a smaller model or dtype."
     if "header" in lower or "safetensor" in lower or "corrupt" in lower or "incomplete" in lower:
-        return f"A weights file of {name!r} is damaged or incomplete ({text}); fetch the model again."
+        file = re.search(r"[^\s'\"]+\.safetensors", text)
+        return (
+            f"A weights file of {name!r} is damaged or incomplete ({file[0] if file else text}); fetch the model again."
+        )
     return f"The model {name!r} can't be loaded: {text} Check the name, the network, or give a local folder."
 
 

@@ -31,8 +31,9 @@ from tests import zoo
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT = "two red circles above a blue square"
 SETTINGS = ModelSettings(steps=4, guidance_scale=3.0, defaults={"max_sequence_length": 16}, summary="Random weights.")
+BUNDLED = models.bundled_folder() / "shapes-flow" / "model_index.json", models.bundled_folder() / "shapes-clip"
 bundled_model = pytest.mark.skipif(
-    not (models.bundled_folder() / "shapes-flow" / "model_index.json").exists(), reason="shapes-flow isn't trained yet"
+    not all(path.exists() for path in BUNDLED), reason="the bundled models aren't trained yet"
 )
 
 
@@ -294,7 +295,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "searcher option out of range": (change(set="n=0"), r"n \(0\).*at least 1"),
     "no pair": (change(set="n"), "--set can't be 'n'; give option=value"),
     "twice": ([*change(set="n=1"), "--set", "n=2"], "--set gives 'n' twice"),
-    "budget 0": (change(budget="0"), "--budget can't be '0'; give a whole number from 1"),
+    "budget 0": (change(budget="0"), "--budget can't be '0'; give a whole number of at least 1"),
     "budget below 0": (change(budget="-5"), "--budget can't be '-5'"),
     "budget as text": (change(budget="lots"), "--budget can't be 'lots'"),
     "budget for no image": (change(budget="3"), "budget of 3 .*can't finish one image, which takes 4"),
