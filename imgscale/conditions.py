@@ -149,7 +149,7 @@ class Encoder:
                     self._row(row, bound, shared, {name: [arguments[name][i]] for name in texts})
                     for i, row in enumerate(rows)
                 ]
-                joined = _join(encoded) if len(rows) > 1 else encoded[0]
+                joined = _join(encoded, self._per_row(bound, texts, encoded[0])) if len(rows) > 1 else encoded[0]
             else:  # a text for the whole batch
                 joined = self._row(rows[0], bound, shared, {})
             with self._lock:
@@ -160,25 +160,49 @@ class Encoder:
 
         return encode_prompt
 
+    def _per_row(self, bound: inspect.BoundArguments, texts: list[str], encoded: Any) -> Any:
+        """Which parts of an encoding are a row's own: ids of text tokens, for one, are the same for all."""
+        if not _one_token(encoded):
+            return _rows_of(encoded, 1)
+        pair = {name: [bound.arguments[name][0]] * 2 for name in texts}
+        return _rows_of(self._run(bound, pair), 2)
+
+    def _run(self, bound: inspect.BoundArguments, texts: Mapping[str, list[str]]) -> Any:
+        call = inspect.BoundArguments(self._signature, OrderedDict(bound.arguments, **texts))
+        with torch.no_grad():
+            return self._encode(*call.args, **call.kwargs)
+
     def _row(self, row: Row, bound: inspect.BoundArguments, shared: Hashable, texts: Mapping[str, list[str]]) -> Any:
         key = (shared, freeze(texts))
         if key not in row.encoded:
-            call = inspect.BoundArguments(self._signature, OrderedDict(bound.arguments, **texts))
-            with torch.no_grad():
-                row.encoded[key] = self._encode(*call.args, **call.kwargs)
+            row.encoded[key] = self._run(bound, texts)
         return row.encoded[key]
 
 
-def _join(parts: list[Any]) -> Any:
-    """Rows of one batch: a first axis of 1 is the row's own; anything else (text ids) is the same for all."""
+def _join(parts: list[Any], per_row: Any) -> Any:
+    """Rows of one batch, from what each is alone; what isn't `per_row` is the same for all."""
     first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(parts) if first.ndim and len(first) == 1 else first
+    if isinstance(first, tuple):
+        columns = zip(*parts, strict=True)
+        return tuple(_join(list(column), own) for column, own in zip(columns, per_row, strict=True))
+    if not per_row:
+        return first
     if isinstance(first, list):
         return [item for part in parts for item in part]
-    if isinstance(first, tuple):
-        return tuple(_join(list(column)) for column in zip(*parts, strict=True))
-    return first
+    return torch.cat(parts)
+
+
+def _rows_of(encoded: Any, n: int) -> Any:
+    """Which parts of the encoding of a batch of n have one entry for each row: bools, in its own structure."""
+    if isinstance(encoded, tuple):
+        return tuple(_rows_of(item, n) for item in encoded)
+    return isinstance(encoded, list) or (isinstance(encoded, Tensor) and encoded.ndim > 0 and len(encoded) == n)
+
+
+def _one_token(encoded: Any) -> bool:
+    """Whether there is a text of a single token, so that an axis of 1 may be the tokens' or the batch's."""
+    parts = encoded if isinstance(encoded, tuple) else (encoded,)
+    return any(isinstance(part, Tensor) and part.ndim > 2 and part.shape[1] == 1 for part in parts)
 
 
 def shapes(encoded: Any) -> Hashable:

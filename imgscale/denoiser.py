@@ -9,6 +9,8 @@ import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from math import isqrt
+from threading import Lock
 from typing import Any
 
 import torch
@@ -64,6 +66,7 @@ class Denoiser:
         self.path: Path = self._schedule.path
         self._caller = Caller(pipe)
         self._conditions: OrderedDict[Any, Condition] = OrderedDict()
+        self._lock = Lock()
         self.guidance = self._guidance_argument()
         self.guidance_default: float | None = self._default(self.guidance) if self.guidance else None
         self.steps_default: int = self._default("num_inference_steps") or 50
@@ -124,12 +127,15 @@ class Denoiser:
                 self._check_size(name, value)
         self._guide(kwargs, texts, negative_prompt, guidance_scale)
         key = (freeze(texts), freeze(kwargs))
-        if key in self._conditions:
-            self._conditions.move_to_end(key)
-            return self._conditions[key]
-        condition = self._conditions[key] = self._encode(texts, kwargs)
-        if len(self._conditions) > _REMEMBERED_PROMPTS:
-            self._conditions.popitem(last=False)
+        with self._lock:
+            if key in self._conditions:
+                self._conditions.move_to_end(key)
+                return self._conditions[key]
+        condition = self._encode(texts, kwargs)
+        with self._lock:
+            self._conditions[key] = condition
+            if len(self._conditions) > _REMEMBERED_PROMPTS:
+                self._conditions.popitem(last=False)
         return condition
 
     def prior(self, keys: Tensor, cond: Condition) -> Tensor:
@@ -246,6 +252,8 @@ class Denoiser:
             if not schedules.proportional(self._schedule, grid):
                 clock = Clock(self._schedule, self._read_grid(row, kwargs, 1000))
             passes = self._passes(row, kwargs, drawn, clock)
+        except UserError:
+            raise
         except (ValueError, TypeError) as error:
             raise UserError(f"{self.name} refuses this call: {' '.join(str(error).split())}") from error
         shape = tuple(drawn.shape[1:])
@@ -279,6 +287,11 @@ class Denoiser:
         except UnboundLocalError:  # a variable of the loop is read after it
             self._caller.turns = True
             output, recorder = self._caller((row,), probe, read=True, latents=latents)
+        if recorder.recorded_grid is None:
+            raise UserError(
+                f"{self.name} never asked its scheduler for timesteps, so it runs a loop that imgscale can't reach: "
+                "choose one of the pipelines in docs/pipelines.md."
+            )
         drawn = output if latents.drawn is None else latents.drawn
         if drawn.shape != output.shape or not torch.equal(drawn, output):
             self._caller.injects = True
@@ -336,12 +349,26 @@ class Denoiser:
                 raise UnknownName(f"argument of {self.name}", name, set(self._parameters) - _OURS - {"self"})
 
     def _check_size(self, name: str, value: int | None) -> None:
-        unit = self._size_unit()
-        if value is not None and (value < unit or value % unit):
+        if value is None:
+            return
+        unit, limit = self._size_unit(), self._size_limit()
+        if value < unit or value % unit:
             near = max(unit, round(value / unit) * unit)
             raise UserError(
-                f"{self.name} can't draw a {name} of {value} pixels: give a multiple of {unit}, like {near}."
+                f"{self.name} can't draw a {name} of {value} pixels: give a multiple of {unit}, such as {near}."
             )
+        if limit is not None and value > limit:
+            raise UserError(f"{self.name} can't draw a {name} of {value} pixels: give {limit} at most.")
+
+    def _size_limit(self) -> int | None:
+        """The side of the largest image that a table of position embeddings has room for, where there is one."""
+        network = self._caller.network
+        for name in ("pos_embed", "patch_embed"):
+            embedding = getattr(network, name, None)
+            positions = getattr(embedding, "pos_embed", None)
+            if getattr(embedding, "pos_embed_max_size", None) and isinstance(positions, Tensor):
+                return isqrt(positions.numel() // positions.shape[-1]) * self._size_unit()
+        return None
 
     def _size_unit(self) -> int:
         """What heights and widths must be a multiple of; some pipelines would silently round them down."""

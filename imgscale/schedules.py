@@ -118,9 +118,9 @@ def proportional(schedule: Schedule, grid: tuple[Tensor, Tensor | None]) -> bool
     timesteps, sigmas = grid
     if not isinstance(schedule.path, Linear) or sigmas is None or len(timesteps) == 0:
         return True
-    expected = sigmas[: len(timesteps)].to(timesteps) * schedule.train_steps
+    expected = as_time(sigmas[: len(timesteps)]) * schedule.train_steps
     # Some schedulers round timesteps to integers; the network was trained on the exact ones.
-    return bool((timesteps - expected).abs().max() <= 1.0)
+    return bool((as_time(timesteps) - expected).abs().max() <= 1.0)
 
 
 def times(schedule: Schedule, grid: tuple[Tensor, Tensor | None], steps: int) -> Tensor:

@@ -41,7 +41,7 @@ NOTES = {
 }
 CONTROL = "the control image is given to `encode(…, image=…)`"
 SAMPLED = "encodes the control image at random anew in every call"
-STAGES = "several models in a row, each with a loop of its own; its parts can be wrapped one by one"
+STAGES = "several models in a row, each with a loop of its own"
 LEFT_OUT = {
     "CogView4ControlPipeline": SAMPLED,
     "FluxControlNetPipeline": SAMPLED,

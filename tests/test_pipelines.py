@@ -187,7 +187,7 @@ def pair(outputs: list[Tensor], g: float, s: float) -> Tensor:
 
 def normalised(outputs: list[Tensor], g: float, s: float) -> Tensor:
     guided = pair(outputs, g, s)
-    return guided * outputs[0].norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+    return guided * (outputs[0].square().sum(-1, keepdim=True) / guided.square().sum(-1, keepdim=True)).sqrt()
 
 
 def beyond(outputs: list[Tensor], g: float, s: float) -> Tensor:
@@ -340,8 +340,8 @@ def test_mixed_times_are_recorded_as_measured(name: str) -> None:
 def test_a_prompt_is_encoded_once(name: str, mode: str) -> None:
     c = case(name, mode)
     calls: list[str] = []
-    parts = {part: module for part, module in c.pipe.components.items() if "text_encoder" in part and module}
-    handles = [module.register_forward_hook(lambda *_: calls.append("encoded")) for module in parts.values()]
+    parts = [module for part, module in c.pipe.components.items() if "text_encoder" in part and module]
+    handles = [module.register_forward_hook(lambda *_: calls.append("encoded")) for module in parts]
     try:
         height, width = zoo.ZOO[name].size
         cond = c.denoiser.encode("two blue stars", height=height, width=width, **c.settings)
@@ -367,12 +367,14 @@ def state(pipe: Any) -> dict[str, Any]:
     found |= {f"config.{name}": value for name, value in pipe.config.items()}
     found |= {f"bar.{name}": value for name, value in pipe._progress_bar_config.items()}
     found |= {f"scheduler.{name}": str(value) for name, value in vars(pipe.scheduler).items()}
-    for part, module in pipe.components.items():
+    parts: dict[str, Any] = pipe.components
+    for part, module in parts.items():
         if isinstance(module, torch.nn.Module):
             found[f"{part}.mode"] = module.training, module.dtype, module.device
             found[f"{part}.hooks"] = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules())
             if hasattr(module, "attn_processors"):
-                found |= {f"{part}.{key}": type(value) for key, value in module.attn_processors.items()}
+                processors: Any = module.attn_processors
+                found |= {f"{part}.{key}": value for key, value in processors.items()}
     return found
 
 

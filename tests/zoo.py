@@ -1016,7 +1016,7 @@ def _glm() -> Any:
     """Kolors' text encoder puts the sequence first."""
     from transformers import Qwen3Model
 
-    class Glm(Qwen3Model):
+    class Glm(Qwen3Model):  # type: ignore[misc]
         def forward(self, position_ids: Any, **settings: Any) -> Any:
             output = super().forward(**settings)
             output.hidden_states = [state.permute(1, 0, 2) for state in output.hidden_states]
