@@ -5,6 +5,7 @@ undone: attention processors (perturbed-attention guidance), the VAE's dtype (up
 """
 
 import copy
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -85,6 +86,7 @@ class Caller:
         x: Tensor | None = None,
         latents: Latents | None = None,
         idle: Idle | None = None,
+        device: torch.device | None = None,
     ) -> tuple[Tensor, Any]:
         """One call for a batch of these rows.
 
@@ -96,6 +98,7 @@ class Caller:
             x: (n, ...) the particles, in the dtype that the pipeline takes.
             latents: To look at, or to replace, what the pipeline draws.
             idle: Takes the place of the networks.
+            device: Where the pipeline runs; it is asked for None, which takes it a walk through all its modules.
 
         Returns:
             What the pipeline returns first, and the recorder.
@@ -113,7 +116,9 @@ class Caller:
             arguments["latents"] = x
         differentiable = torch.is_grad_enabled() and x is not None and x.requires_grad
         function = inspect.unwrap(self._function) if differentiable else self._function
-        with _plain_mode(differentiable), self._copy(rows, recorder) as view:
+        device = device or self._pipe._execution_device
+        decodes = arguments["output_type"] != "latent"
+        with _plain_mode(differentiable), self._copy(rows, recorder, device, decodes) as view:
             if latents is not None:
                 view.__dict__["prepare_latents"] = latents
             if idle is not None:
@@ -121,8 +126,11 @@ class Caller:
             return function(view, **arguments)[0], recorder
 
     @contextmanager
-    def _copy(self, rows: tuple[Row, ...], recorder: Any) -> Iterator[Any]:
+    def _copy(self, rows: tuple[Row, ...], recorder: Any, device: torch.device, decodes: bool) -> Iterator[Any]:
         view = copy.copy(self._pipe)
+        own: Any = type(view)
+        view.__class__ = _settled(own)
+        view.__dict__["_settled_device"] = device
         # Straight into the dictionary: a pipeline's __setattr__ would write to its config, too.
         view.__dict__.update(scheduler=recorder, _progress_bar_config={"disable": True})
         if self._encoder is not None:
@@ -131,7 +139,7 @@ class Caller:
             view.__dict__["safety_checker"] = None
         if getattr(view, "_all_hooks", None):
             view.__dict__["_all_hooks"] = []  # or the pipeline would rebuild its offloading after every call
-        vae, network = getattr(view, "vae", None), self.network
+        vae, network = getattr(view, "vae", None) if decodes else None, self.network
         dtype = getattr(vae, "dtype", None)
         processors = dict(network.attn_processors) if hasattr(view, "pag_applied_layers") else None
         try:
@@ -141,6 +149,13 @@ class Caller:
                 vae.to(dtype)
             if processors is not None and network.attn_processors != processors:
                 network.set_attn_processor(processors)
+
+
+@functools.cache
+def _settled(own: Any) -> Any:
+    """The pipeline's class, but it knows where it runs, and needn't look through its modules in every call."""
+    place = property(lambda self: self.__dict__["_settled_device"])
+    return type(own.__name__, (own,), {"_execution_device": place, "__module__": own.__module__})
 
 
 @contextmanager

@@ -45,6 +45,7 @@ class Condition:
         latent_shape: Of one particle's latents, in the pipeline's own layout: (channels, height, width), or
             packed as (tokens, channels) for Flux.
         latent_dtype: What the pipeline calls its network with.
+        device: Where it runs.
         passes: Forward passes of the network in one evaluation: 2 with classifier-free guidance.
     """
 
@@ -53,6 +54,7 @@ class Condition:
     width: int
     latent_shape: tuple[int, ...]
     latent_dtype: torch.dtype
+    device: torch.device
     passes: int
     rows: tuple[Row, ...]
     stacked: bool

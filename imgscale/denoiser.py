@@ -151,7 +151,7 @@ class Denoiser:
         generators = [torch.Generator("cpu").manual_seed(int(key)) for key in keys.tolist()]
         latents = Latents(self._pipe)
         kwargs = {**cond.kwargs, "generator": generators, "output_type": "latent"}
-        output, _ = self._caller(cond.rows_for(len(generators)), kwargs, latents=latents)
+        output, _ = self._caller(cond.rows_for(len(generators)), kwargs, latents=latents, device=cond.device)
         return (output if latents.drawn is None else latents.drawn).float()
 
     def grid(self, steps: int, cond: Condition) -> Tensor:
@@ -205,7 +205,7 @@ class Denoiser:
             (n, 3, height, width) float32 in [0, 1].
         """
         kwargs = {**cond.kwargs, "output_type": "pt"}
-        images, _ = self._caller(cond.rows_for(len(x0)), kwargs, x=self._cast(x0, cond))
+        images, _ = self._caller(cond.rows_for(len(x0)), kwargs, x=self._cast(x0, cond), device=cond.device)
         if not hasattr(self._pipe, "image_processor"):  # which is what brings images from [-1, 1] to [0, 1]
             images = (images / 2 + 0.5).clamp(0, 1)
         return images[:, :3].float()  # Qwen-Image 2.1 draws a fourth channel, opacity
@@ -235,12 +235,12 @@ class Denoiser:
             return torch.cat([self.evaluate(x[i : i + 1], t, cond.at([i])) for i in range(len(x))])
         timesteps = cond.clock.timestep(t).repeat(repeats)[None] if t.ndim else cond.clock.timestep(t)[None]
         kwargs = {**cond.kwargs, "output_type": "latent"}
-        _, recorder = self._caller(cond.rows_for(len(x)), kwargs, timesteps, x=self._cast(x, cond))
+        _, recorder = self._caller(cond.rows_for(len(x)), kwargs, timesteps, x=self._cast(x, cond), device=cond.device)
         return self._schedule.x0(x.float(), t, recorder.recorded_output)
 
     def _cast(self, x: Tensor, cond: Condition) -> Tensor:
         # A tensor made under inference mode may not meet an in-place operation outside of it.
-        return (x.clone() if x.is_inference() else x).to(self.device, cond.latent_dtype)
+        return (x.clone() if x.is_inference() else x).to(cond.device, cond.latent_dtype)
 
     # How a condition is made
 
@@ -263,6 +263,7 @@ class Denoiser:
             width=self._image_size("width", kwargs, size),
             latent_shape=shape,
             latent_dtype=drawn.dtype,
+            device=self.device,
             passes=passes,
             rows=(row,),
             stacked=False,
