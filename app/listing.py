@@ -29,19 +29,20 @@ def show(kind: str | None, as_json: bool = False) -> int:
         return 0
     from rich.console import Console
     from rich.padding import Padding
+    from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
     for each in [kind] if kind else KINDS:
         console.print(Text(each.capitalize(), style="bold"))
         mine = [entry for entry in found if entry["kind"] == each.removesuffix("s")]
+        table = Table.grid(padding=(0, 2, 0, 0))
         for entry in mine:
             options = " ".join(f"{name}={default}" for name, default in entry.get("options", {}).items())
-            console.print(Padding(Text.assemble((entry["name"], "cyan"), "  ", entry["summary"]), (0, 0, 0, 2)))
+            table.add_row(Text(entry["name"], style="cyan"), Text(entry["summary"]))
             if options:
-                console.print(Padding(Text(options, style="dim"), (0, 0, 0, 6)))
-        if not mine:
-            console.print("  none")
+                table.add_row("", Text(options, style="dim"))
+        console.print(Padding(table if mine else Text("none"), (0, 0, 0, 2)))
     return 0
 
 

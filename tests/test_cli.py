@@ -31,7 +31,10 @@ from tests import zoo
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT = "two red circles above a blue square"
 SETTINGS = ModelSettings(steps=4, guidance_scale=3.0, defaults={"max_sequence_length": 16}, summary="Random weights.")
-BUNDLED = models.bundled_folder() / "shapes-flow" / "model_index.json", models.bundled_folder() / "shapes-clip"
+BUNDLED = (
+    models.bundled_folder() / "shapes-flow" / "model_index.json",
+    models.bundled_folder() / "shapes-clip" / "open_clip_config.json",
+)
 bundled_model = pytest.mark.skipif(
     not all(path.exists() for path in BUNDLED), reason="the bundled models aren't trained yet"
 )
