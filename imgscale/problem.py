@@ -5,6 +5,7 @@ Every verb is a generator: searchers use ``yield from``. A verb that doesn't fit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -97,10 +98,15 @@ class Problem:
         """Model evaluations left; infinite when only something else is limited."""
         return self.meter.left("nfe")
 
+    @property
+    def scores_left(self) -> float:
+        """Images that may still be decoded and scored; infinite when only something else is limited."""
+        return min(self.meter.left("verifier_calls"), self.meter.left("decodes"))
+
     def affordable(self, nfe: int, at_most: int = 64) -> int:
         """How many particles that cost ``nfe`` each still fit: the way to size a last batch."""
-        scores = min(self.meter.left("verifier_calls"), self.meter.left("decodes"))
-        return int(min(at_most, self.left // max(nfe, 1), scores))
+        evaluated = math.inf if self.left == math.inf else self.left // max(nfe, 1)
+        return int(min(at_most, evaluated, self.scores_left))
 
     # -------------------------------------------------------------------------------------------------- verbs
 

@@ -71,35 +71,38 @@ def rbf(
     schedule = _schedule(problem, path, steps)
     step = read_kernel(kernel)
     explore = (1.0 if problem.distilled else 0.4) if explore is None else explore
+    _check(step, explore, chain_nfe, starts, draws)
     evaluated = schedule.nfe(0, schedule.steps)
     searched = ceil(explore * evaluated - 1e-9)
-    _check(step, explore, chain_nfe, starts, draws)
     if starts is None:
         starts = chain_nfe // 2 if problem.distilled else 1
 
-    def cost(searched: int) -> int:
-        """Of the leanest chain: one start, one draw for every transition, and the way to the image."""
-        return 1 + searched + problem.finishing_from(schedule, searched)
+    def room(chains: int) -> int:
+        """Previews that so many chains may have between them, besides what their images take."""
+        return int(min(min(problem.left, 16 * size) - chains * tail, problem.scores_left - chains))
 
-    while searched and cost(searched) > problem.left:
+    while True:
+        lean, tail = 1 + searched, problem.finishing_from(schedule, searched)  # one start, and one draw a transition
+        size = max(chain_nfe, lean + tail)
+        if not searched or room(1) >= lean:
+            break
         searched -= 1
-    least, tail = cost(searched), problem.finishing_from(schedule, searched)
-    size = max(chain_nfe, least)
-    while (left := problem.affordable(1, at_most=16 * size)) >= least:
-        n = min(max(1, round(left / size)), left // least)
-        shares = Rollover(left, [1] * n).quotas
+    while room(1) >= lean:
+        n = max(1, round((room(1) + tail) / size))
+        while room(n) < n * lean:
+            n -= 1
+        shares = Rollover(room(n), [1] * n).quotas
         chains = []
         for share in shares:
-            first = min(starts, share - searched - tail)
+            first = min(starts, share - searched)
             particles, scores = yield from problem.score((yield from problem.start(first, schedule)))
-            quotas = Rollover(share - first - tail, [1] * searched or [1])
+            quotas = Rollover(share - first, [1] * searched or [1])
             chains.append(_Chain(particles[int(scores.argmax())], float(scores.max()), quotas))
         for stage in range(searched):
             yield from _search_transition(problem, chains, stage, step, draws, accept, beat)
         ends = [chain.at for chain in chains]
-        rest = problem.affordable(1, at_most=16 * size) - len(ends) * tail
-        if rest < least and tail:  # too little for another chain, so it finishes the best of those not taken
-            ends += _runners_up(chains, rest // tail)
+        if tail and room(n + 1) < lean:  # too little for another chain: it finishes the best not taken
+            ends += _runners_up(chains, problem.affordable(tail, at_most=16 * size) - n)
         yield from problem.score((yield from problem.finish(join(ends))))
 
 

@@ -5,7 +5,7 @@ A latent of the analytic worlds can be read off its image (`latents`), so a rewa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,9 +150,10 @@ def new(
     seed: int = 0,
     distilled: bool = False,
     ceiling: float | None = None,
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> Search:
-    """A search that has not begun, by a registered searcher or by a function ``(problem)``."""
+    """A search that has not begun, by a registered searcher with options or by a function ``(problem)``."""
     problem = Problem(
         as_denoiser(world),
         as_denoiser(world).encode(prompt),
@@ -163,7 +164,7 @@ def new(
         ceiling=ceiling,
     )
     if isinstance(searcher, str):
-        entry, checked = registry.searcher.resolve(searcher, options)
+        entry, checked = registry.searcher.resolve(searcher, {**(options or {}), **more})
         generator = entry.target(problem, np.random.default_rng(seed), **checked)
     else:
         generator = searcher(problem)
