@@ -5,11 +5,8 @@ evaluation. The pipeline that the user passes in is never written to: every call
 is thrown away.
 """
 
-import inspect
-import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from math import isqrt
 from threading import Lock
 from typing import Any
 
@@ -17,9 +14,10 @@ import torch
 from torch import Tensor
 
 from imgscale import schedules
+from imgscale.arguments import Arguments
 from imgscale.calls import Caller, Latents
 from imgscale.conditions import Condition, Row, freeze, shapes
-from imgscale.errors import UnknownName, UserError
+from imgscale.errors import UserError
 from imgscale.paths import Path, Time, as_time
 from imgscale.pipelines import MIXED_TIMES, SINGLE
 from imgscale.recorder import Idle
@@ -52,24 +50,16 @@ class Denoiser:
 
     def __init__(self, pipe: Any, defaults: Mapping[str, Any] | None = None) -> None:
         self._pipe = pipe
-        self._parameters = inspect.signature(type(pipe).__call__).parameters
         self.name = type(pipe).__name__
-        for needed in ("prompt", "latents", "output_type"):
-            if needed not in self._parameters:
-                raise UserError(
-                    f"{self.name} takes no `{needed}`, which imgscale drives a pipeline through: choose a "
-                    "text-to-image pipeline with latents (docs/pipelines.md lists those that work)."
-                )
-        self._defaults = dict(defaults or {})
-        self._check_names(self._defaults)
+        self._caller = Caller(pipe)
+        self._arguments = Arguments(pipe, self._caller.network, defaults or {})
         self._schedule = schedules.read(pipe.scheduler)
         self.path: Path = self._schedule.path
-        self._caller = Caller(pipe)
         self._conditions: OrderedDict[Any, Condition] = OrderedDict()
         self._lock = Lock()
-        self.guidance = self._guidance_argument()
-        self.guidance_default: float | None = self._default(self.guidance) if self.guidance else None
-        self.steps_default: int = self._default("num_inference_steps") or 50
+        self.guidance = self._arguments.guidance
+        self.guidance_default: float | None = self._arguments.default(self.guidance) if self.guidance else None
+        self.steps_default: int = self._arguments.default("num_inference_steps") or 50
         self.mixed_times = self.name in MIXED_TIMES
 
     @property
@@ -92,7 +82,7 @@ class Denoiser:
             "prediction": self._schedule.prediction,
             "path": str(self.path),
             "dtype": str(self.dtype).removeprefix("torch."),
-            "defaults": {name: repr(value) for name, value in self._defaults.items()},
+            "defaults": {name: repr(value) for name, value in self._arguments.defaults.items()},
         }
 
     def encode(
@@ -118,14 +108,8 @@ class Denoiser:
         Raises:
             UserError: The pipeline doesn't know an argument or can't draw at this size.
         """
-        self._check_names(extra)
-        kwargs = {**self._defaults, **extra}
-        texts = {"prompt": prompt} | {name: kwargs.pop(name) for name in list(kwargs) if _is_text(name, kwargs[name])}
-        for name, value in (("height", height), ("width", width)):
-            if value is not None:
-                kwargs[name] = value
-                self._check_size(name, value)
-        self._guide(kwargs, texts, negative_prompt, guidance_scale)
+        size = {"height": height, "width": width}
+        texts, kwargs = self._arguments.read(prompt, negative_prompt, size, guidance_scale, extra)
         key = (freeze(texts), freeze(kwargs))
         with self._lock:
             if key in self._conditions:
@@ -273,7 +257,7 @@ class Denoiser:
 
     def _image_size(self, name: str, kwargs: Mapping[str, Any], drawn: Mapping[str, int]) -> int:
         """Some pipelines draw another size than asked for; some of these resize the image to it at the end."""
-        asked = kwargs.get(name) or self._default(name) or 0
+        asked = kwargs.get(name) or self._arguments.default(name) or 0
         resized = hasattr(getattr(self._pipe, "image_processor", None), "resize_and_crop_tensor")
         return int((asked if resized else None) or drawn.get(name) or asked)
 
@@ -317,90 +301,3 @@ class Denoiser:
         kwargs = {**kwargs, "num_inference_steps": steps, "output_type": "latent"}
         _, recorder = self._caller((row,), kwargs, read=True)
         return recorder.recorded_grid  # type: ignore[no-any-return]
-
-    def _guidance_argument(self) -> str | None:
-        """The argument that classifier-free guidance goes by, or the one that a distilled model embeds."""
-        embeds = getattr(getattr(self._caller.network, "config", None), "guidance_embeds", False)
-        names = ("guidance_scale", "true_cfg_scale") if embeds else ("true_cfg_scale", "guidance_scale")
-        return next((name for name in names if name in self._parameters), None)
-
-    def _guide(self, kwargs: dict[str, Any], texts: dict[str, str], negative: str | None, scale: float | None) -> None:
-        if negative is not None:
-            if "negative_prompt" not in self._parameters:
-                raise UserError(f"{self.name} takes no negative prompt: leave it out.")
-            texts["negative_prompt"] = negative
-        if scale is not None:
-            if self.guidance is None:
-                raise UserError(f"{self.name} takes no guidance_scale: leave it out.")
-            kwargs[self.guidance] = scale
-        if "guidance_schedule" in self._parameters:  # by step, which a search has none of: its first value
-            schedule = kwargs.pop("guidance_schedule", None) or self._default("guidance_schedule")
-            kwargs["guidance_schedule"] = None
-            kwargs.setdefault("guidance_scale", schedule[0])
-        if self.guidance == "true_cfg_scale" and "negative_prompt" not in texts:
-            # Such pipelines guide only against a negative prompt: an empty one where guidance was asked for.
-            if kwargs.setdefault("true_cfg_scale", 1.0) > 1:
-                texts["negative_prompt"] = ""
-
-    def _check_names(self, kwargs: Mapping[str, Any]) -> None:
-        for name in kwargs:
-            if name in _OURS:
-                raise UserError(f"The argument {name!r} of {self.name} is imgscale's own to set: leave it out.")
-            if name not in self._parameters:
-                raise UnknownName(f"argument of {self.name}", name, set(self._parameters) - _OURS - {"self"})
-
-    def _check_size(self, name: str, value: int | None) -> None:
-        if value is None:
-            return
-        unit, limit = self._size_unit(), self._size_limit()
-        if value < unit or value % unit:
-            near = max(unit, round(value / unit) * unit)
-            raise UserError(
-                f"{self.name} can't draw a {name} of {value} pixels: give a multiple of {unit}, such as {near}."
-            )
-        if limit is not None and value > limit:
-            raise UserError(f"{self.name} can't draw a {name} of {value} pixels: give {limit} at most.")
-
-    def _size_limit(self) -> int | None:
-        """The side of the largest image that a table of position embeddings has room for, where there is one."""
-        network = self._caller.network
-        for name in ("pos_embed", "patch_embed"):
-            embedding = getattr(network, name, None)
-            positions = getattr(embedding, "pos_embed", None)
-            if getattr(embedding, "pos_embed_max_size", None) and isinstance(positions, Tensor):
-                return isqrt(positions.numel() // positions.shape[-1]) * self._size_unit()
-        return None
-
-    def _size_unit(self) -> int:
-        """What heights and widths must be a multiple of; some pipelines would silently round them down."""
-        unit = int(getattr(self._pipe, "vae_scale_factor", 1))
-        patch = getattr(getattr(self._caller.network, "config", None), "patch_size", 1)
-        packed = hasattr(self._pipe, "_pack_latents") or hasattr(self._pipe, "_patchify_latents")
-        return unit * (patch if isinstance(patch, int) and patch > 1 else 2 if packed else 1)
-
-    def _default(self, name: str) -> Any:
-        """The value of an argument that isn't given."""
-        parameter = self._parameters.get(name)
-        own = None if parameter is None or parameter.default is parameter.empty else parameter.default
-        return self._defaults.get(name, own)
-
-
-_OURS = {
-    "latents",
-    "generator",
-    "output_type",
-    "return_dict",
-    "num_images_per_prompt",
-    "num_inference_steps",
-    "timesteps",
-    "sigmas",
-    "prompt",
-}
-"""Arguments of a pipeline's call that imgscale sets itself."""
-
-_TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
-
-
-def _is_text(name: str, value: Any) -> bool:
-    """Whether an argument is one of the prompts, which come one a row."""
-    return isinstance(value, str) and _TEXT.fullmatch(name) is not None

@@ -173,11 +173,11 @@ def test_guidance_and_negative_prompts_that_do_not_exist() -> None:
 def test_pipelines_that_cannot_be_driven_are_refused() -> None:
     import diffusers
 
-    class Pixels(diffusers.DiffusionPipeline):  # type: ignore[misc]
+    class Pixels(diffusers.StableDiffusionPipeline):  # type: ignore[misc]
         def __call__(self, prompt: str) -> None: ...
 
     with pytest.raises(UserError, match="Pixels takes no `latents`"):
-        Denoiser(Pixels())
+        Denoiser(Pixels(**sd()[0].components, requires_safety_checker=False))
 
 
 # Guidance
@@ -371,3 +371,14 @@ def test_the_description_goes_into_records() -> None:
         "defaults": {},
     }
     assert denoiser.steps_default == 50 and denoiser.guidance_default == 7.5
+
+
+def test_a_vae_that_casts_itself_up_is_cast_back() -> None:
+    """AuraFlow decodes in float32 where its VAE asks for it, and leaves it there."""
+    pipe = zoo.build("AuraFlowPipeline")
+    pipe.vae.to(torch.float16)
+    denoiser = Denoiser(pipe, zoo.ZOO["AuraFlowPipeline"].defaults)
+    cond = denoiser.encode("a cat", **SIZE)
+    images = denoiser.decode(denoiser.prior(KEYS, cond), cond)
+    assert torch.isfinite(images).all()
+    assert pipe.vae.dtype == torch.float16
