@@ -208,6 +208,13 @@ class Engine:
         self.denoiser = denoiser
         self.max_batch = max_batch
 
+    def prime(self, searches: Sequence[Search]) -> None:
+        """Brings new searches to their first requests: what a searcher refuses, it refuses before anything is spent."""
+        with torch.no_grad():
+            for search in searches:
+                if not search.running:
+                    search.advance()
+
     def run(
         self,
         searches: Sequence[Search],
@@ -217,14 +224,14 @@ class Engine:
         """Runs all searches to their ends; their fields then hold the outcome.
 
         Args:
-            searches: New ones. Requests that fit together share batches, whatever search they come from.
+            searches: New or primed ones. Requests that fit together share batches, whatever search they come from.
             tick: Called after every engine step.
             stop: Asked before every engine step. "cancelled" ends all searches with their best so far, another
                 reason ends them once each has finished an image.
         """
         try:
             with torch.no_grad():
-                self._prime(searches)
+                self.prime(searches)
                 while active := [s for s in searches if s.running]:
                     self._check_stops(active, stop())
                     for search in active:
@@ -242,10 +249,6 @@ class Engine:
         finally:
             for search in searches:
                 search.steps.close()
-
-    def _prime(self, searches: Sequence[Search]) -> None:
-        for search in searches:
-            search.advance()
 
     def _check_stops(self, active: Sequence[Search], stop: str) -> None:
         for search in active:

@@ -51,9 +51,10 @@ class Entry:
             UserError: An option that doesn't exist or doesn't have the right type.
         """
         known = self.options()
-        hints = typing.get_type_hints(
-            self.target if inspect.isfunction(self.target) else self.target.__init__
-        )
+        try:
+            hints = typing.get_type_hints(self.target if inspect.isfunction(self.target) else self.target.__init__)
+        except NameError:  # a searcher of one's own may import its types for type checkers only
+            hints = {}
         for name in options:
             if name not in known:
                 raise UnknownName(f"option of {self.name!r}", name, known)
@@ -129,7 +130,9 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     for part in _split(match[2] or ""):
         key, equals, value = part.partition("=")
         if not equals or not key.strip().isidentifier():
-            raise UserError(f"The option {part!r} in {spec!r} is no option=value pair.")
+            raise UserError(f"The option {part.strip()!r} in {spec!r} is no option=value pair.")
+        if key.strip() in options:
+            raise UserError(f"The option {key.strip()} stands twice in {spec!r}; give it once.")
         options[key.strip()] = value.strip()
     return match[1], options
 
@@ -149,6 +152,8 @@ def _typed(value: Any, hint: Any, what: str) -> Any:
     """The value in the type of the hint; texts are read as the command line writes them."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) not in (None, typing.Literal) else (hint,)
     allowed: list[str] = []
+    if NoneType in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):
+        return None  # before text could take it literally
     for kind in kinds:
         if kind is Any:
             return value
@@ -156,10 +161,8 @@ def _typed(value: Any, hint: Any, what: str) -> Any:
             allowed += map(repr, typing.get_args(kind))
             if value in typing.get_args(kind):
                 return value
-        elif kind in (None, NoneType):
+        elif kind is NoneType:
             allowed.append("none")
-            if value is None or (isinstance(value, str) and value.lower() == "none"):
-                return None
         elif kind is bool:
             allowed.append("true or false")
             if isinstance(value, bool):

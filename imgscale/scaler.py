@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ class Scaler:
 
     def __call__(
         self,
-        prompt: str | Sequence[str],
+        prompt: str | Iterable[str],
         negative_prompt: str | None = None,
         *,
         searcher: str | Searcher = "rbf",
@@ -140,7 +140,9 @@ class Scaler:
         Raises:
             UserError: Something asked for doesn't exist or can't be done; the message says what would do.
         """
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        prompts = list(prompt) if isinstance(prompt, Iterable) and not isinstance(prompt, str) else [prompt]
+        if not prompts:
+            raise UserError("The list of prompts can't be empty; give at least one.")
         for text in prompts:
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"The prompt can't be {text!r}; write what the image should show.")
@@ -149,7 +151,7 @@ class Scaler:
         limits = Budget.of(budget)
         name, make, searcher_options = _searcher(searcher, options)
         judge = self.verifier(verifier)
-        reports = [v for v in map(self.verifier, report) if v.name != judge.name]
+        reports = _distinct(judge, [self.verifier(spec) for spec in report])
 
         steps = self._steps(num_inference_steps)
         conds = [
@@ -182,10 +184,13 @@ class Scaler:
 
         plains: list[Search] = []
         searches = [search(cond, limits, steer) for cond in conds]
+        self.engine.prime(searches)
         with _Watch(self.engine, searches, limits, progress, callback) as watch:
             if plain:
                 one = Budget(nfe=searches[0].problem.sample_nfe)
                 plains = [search(cond, one, _one_sample) for cond in conds]
+                for s in plains:
+                    s.meter.restart()
                 self.engine.run(plains, lambda _: watch.tick(searches), watch.stop)
             for s in searches:  # the clock of a search starts now, not while others were made
                 s.meter.restart()
@@ -221,14 +226,19 @@ class Scaler:
             UserError: There is none such.
         """
         if not isinstance(spec, str):
-            return spec if hasattr(spec, "identity") else _Function(spec)  # type: ignore[return-value]
+            ready = hasattr(spec, "identity") and not isinstance(spec, type)
+            return spec if ready else _Function(spec)  # type: ignore[return-value]
         if spec not in self._verifiers:
             entry, options = registry.verifier.resolve(spec)
+            written = bool(options)
             if entry.name == "clip" and "model" not in options and self.settings.clip:
                 options["model"] = self.settings.clip
             if "device" in entry.options() and "device" not in options:
                 options["device"] = str(self.engine.denoiser.device)
-            self._verifiers[spec] = entry.target(**options)
+            made = entry.target(**options)
+            if written:
+                made.name = spec  # "clip" and "clip(model=…)" may judge together
+            self._verifiers[spec] = made
         return self._verifiers[spec]
 
     def _steps(self, steps: int | None) -> int:
@@ -278,6 +288,16 @@ def _plain(search: Search | None) -> Plain | None:
     return Plain(to_pil(search.best.image), _scores(search, search.best), search.meter.ledger)
 
 
+def _distinct(judge: Verifier, reports: Sequence[Verifier]) -> list[Verifier]:
+    """The reports without repetitions and without the judge itself; results tell verifiers apart by name."""
+    named = {judge.name: judge}
+    for verifier in reports:
+        other = named.setdefault(verifier.name, verifier)
+        if getattr(other, "function", other) is not getattr(verifier, "function", verifier):
+            raise UserError(f"Two verifiers are called {verifier.name!r}; give one of them another name.")
+    return list(named.values())[1:]
+
+
 def _one_sample(problem: Problem) -> Verb:
     samples = yield from problem.sample(1)
     yield from problem.score(samples)
@@ -310,18 +330,18 @@ class _Function:
     differentiable = False
 
     def __init__(self, function: Any) -> None:
-        if not callable(function):
+        if not callable(function) or isinstance(function, type):
             raise UserError(f"The verifier can't be {function!r}; give a name or a function of images and prompts.")
-        self._function = function
+        self.function = function
         self.name = str(getattr(function, "__name__", type(function).__name__))
 
     def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         import torch
 
-        return torch.as_tensor(self._function(images, prompts), dtype=torch.float32)
+        return torch.as_tensor(self.function(images, prompts), dtype=torch.float32)
 
     def identity(self) -> dict[str, Any]:
-        return {"source": f"{getattr(self._function, '__module__', '?')}.{self.name}"}
+        return {"source": f"{getattr(self.function, '__module__', '?')}.{self.name}"}
 
 
 class _Watch:
