@@ -19,30 +19,31 @@ def main(args: argparse.Namespace) -> None:
 
     scaler = imgscale.load(args.model, max_batch=args.n)
     pipe, settings = scaler.engine.denoiser._pipe, scaler.settings
+    steps: int = settings.steps or scaler.engine.denoiser.steps_default
     prompt = "two red circles above three blue squares"
     pipe.set_progress_bar_config(disable=True)
     guidance = {} if settings.guidance_scale is None else {"guidance_scale": settings.guidance_scale}
 
-    def direct() -> float:
+    def direct() -> float:  # seconds per model evaluation
         generators = [torch.Generator("cpu").manual_seed(k) for k in root(0, args.n).tolist()]
         began = time.perf_counter()
         pipe(
             prompt,
             num_images_per_prompt=args.n,
             generator=generators,
-            num_inference_steps=settings.steps,
+            num_inference_steps=steps,
             output_type="pil",
             **guidance,
             **settings.defaults,
         )
-        return (time.perf_counter() - began) / (args.n * settings.steps)
+        return (time.perf_counter() - began) / int(args.n * steps)
 
     def search(name: str, budget: int) -> float:
         began = time.perf_counter()
         out = scaler(prompt, searcher=name, verifier=args.verifier, budget=budget, plain=False, progress=False)
-        return (time.perf_counter() - began) / out.nfe
+        return (time.perf_counter() - began) / int(out.nfe)
 
-    nfe = args.n * settings.steps
+    nfe = args.n * steps
     names = {"best-of-n": f"best-of-n(n={args.n}, batch={args.n})", "rbf": "rbf"}
     for name in names.values():  # warm up: prompt encoding, verifier weights, allocator
         search(name, nfe)
@@ -53,7 +54,7 @@ def main(args: argparse.Namespace) -> None:
         for name, spec in names.items():
             times[name].append(search(spec, nfe))
     base = np.array(times["pipeline"])
-    print(f"{torch.get_num_threads()} threads, {args.n} images of {settings.steps} steps, {args.repeats} repeats")
+    print(f"{torch.get_num_threads()} threads, {args.n} images of {steps} steps, {args.repeats} repeats")
     for name, values in times.items():
         ratio = np.array(values) / base
         low, high = np.quantile(ratio, [0.25, 0.75])
