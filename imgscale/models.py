@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from importlib import resources
@@ -53,11 +53,30 @@ class ModelSettings:
             values = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"{file} can't be read as JSON ({error}); mend it or delete it.") from error
+        if not isinstance(values, dict):
+            raise UserError(f'{file} holds {values!r}, but settings are an object, such as {{"steps": 20}}; mend it.')
         known = {f.name for f in fields(cls)}
-        for key in values:
+        for key, value in values.items():
             if key not in known:
                 raise UnknownName(f"key in {file}", key, known)
+            wanted, right = _KINDS[key]
+            if not right(value):
+                raise UserError(f"The key {key!r} in {file} can't be {value!r}; give {wanted}.")
         return cls(**values)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "steps": ("a whole number from 1 or null", lambda v: v is None or (_number(v) and isinstance(v, int) and v >= 1)),
+    "guidance_scale": ("a number or null", lambda v: v is None or _number(v)),
+    "distilled": ("true or false", lambda v: isinstance(v, bool)),
+    "clip": ("a text or null", lambda v: v is None or isinstance(v, str)),
+    "defaults": ("an object", lambda v: isinstance(v, dict)),
+    "summary": ("a text", lambda v: isinstance(v, str)),
+}
 
 
 def bundled_folder() -> Path:
@@ -89,14 +108,18 @@ def load_pipeline(
                 "A loaded pipeline keeps its device and dtype; move it yourself (pipe.to(…)) and leave out"
                 " device= and dtype=."
             )
+        if not callable(model) or not hasattr(model, "components"):
+            raise UserError(
+                f"The model can't be {model!r}; give a name, a folder, a hub id or a loaded diffusers pipeline."
+            )
         source = str(getattr(model, "config", {}).get("_name_or_path") or type(model).__name__)
         folder = Path(source)
         return model, source, ModelSettings.read(folder) if folder.is_dir() else ModelSettings()
 
     name = str(model)
     place = locate(name)
-    pipe = _from_pretrained(str(place or name), name, device, dtype)
-    return pipe, name, ModelSettings.read(place) if place else ModelSettings()
+    settings = ModelSettings.read(place) if place else ModelSettings()
+    return _from_pretrained(str(place or name), name, device, dtype), name, settings
 
 
 def locate(name: str) -> Path | None:
@@ -136,7 +159,7 @@ def _from_pretrained(source: str, name: str, device: str | torch.device | None, 
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     try:
         with _without_bars() if Path(source).is_dir() else nullcontext():
-            pipe = DiffusionPipeline.from_pretrained(source, torch_dtype=dtype, use_safetensors=True)
+            pipe = DiffusionPipeline.from_pretrained(source, dtype=dtype, use_safetensors=True)
     except Exception as error:  # diffusers, the hub and safetensors raise a dozen kinds
         raise UserError(_why_not(name, error)) from error
     if device.type == "cpu" and getattr(pipe, "vae", None) is not None:
@@ -163,16 +186,25 @@ def _without_bars() -> Iterator[None]:
 def _why_not(name: str, error: Exception) -> str:
     text = _line(error)
     lower = text.lower()
-    if "gated" in lower or "401" in lower or "403" in lower:
+    if "gated" in lower or "401 client" in lower or "403 client" in lower:
         return f"The model {name!r} is gated: accept its licence on the hub and log in with 'hf auth login'."
     if isinstance(error, MemoryError) or "out of memory" in lower:
         return f"There isn't enough memory to load {name!r}; choose a smaller model or dtype."
-    if "header" in lower or "safetensor" in lower or "corrupt" in lower or "incomplete" in lower:
-        file = re.search(r"[^\s'\"]+\.safetensors", text)
+    if "no file named" in lower and ".safetensors" in lower:
         return (
-            f"A weights file of {name!r} is damaged or incomplete ({file[0] if file else text}); fetch the model again."
+            f"The model {name!r} lacks {_weights(text)}; give one with all its weights as safetensors, since pickled"
+            " ones (.bin, .ckpt) can run code and are never loaded."
         )
+    if "header" in lower or "safetensor" in lower or "corrupt" in lower or "incomplete" in lower:
+        return f"A weights file of {name!r} is damaged or incomplete ({_weights(text)}); fetch the model again."
     return f"The model {name!r} can't be loaded: {text} Check the name, the network, or give a local folder."
+
+
+def _weights(text: str) -> str:
+    """The weights file that an error speaks of, or all of its text."""
+    file = re.search(r"[^\s'\"]+\.safetensors", text)
+    folder = re.search(r"in directory (\S+?)\.?(?: |$)", text)
+    return text if file is None else str(Path(folder[1]) / file[0]) if folder else file[0]
 
 
 def _line(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from imgscale.particles import Schedule
 from imgscale.paths import VP
 from imgscale.problem import Predict, Problem, Score, Verb
 from tests.doubles import STEPS, Clock, Reward, Watched, as_denoiser, clock, latents, near_one, new, run, stop_after
+from tests.worlds import Condition
 
 __all__ = ["clock"]
 
@@ -453,6 +454,40 @@ def test_latents_that_blow_up_never_win(searcher: str) -> None:
     assert any("finite" in event for event in search.events)
     assert isinstance(search.verifier, Reward)
     assert all(bool(images.isfinite().all()) for images in search.verifier.seen), "a NaN can spoil a whole batch"
+
+
+def darkness(images: Tensor, prompts: Sequence[str]) -> Tensor:
+    """Likes black best, which is what stands in for an image that isn't finite."""
+    return -images.mean((1, 2, 3))
+
+
+def test_what_stands_in_for_a_broken_image_never_wins() -> None:
+    for spoil in (lambda x: x[:, 0] > 0.9, lambda x: x[:, 0] > 0.6):
+        world = Watched(spoil=spoil)
+        search = run(world, new(world, budget=160, verifier=Reward(darkness)))
+        assert search.best is not None and search.best.latents.isfinite().all()
+        assert any("finite" in event for event in search.events)
+
+
+class Blots(Watched):
+    """Decodes some finite latents to NaN, as a VAE in float16 does."""
+
+    def decode(self, x0: Tensor, cond: Condition) -> Tensor:
+        images = super().decode(x0, cond)
+        return torch.where((x0[:, 0] > 0.6).reshape(-1, 1, 1, 1), torch.nan, images)
+
+
+def test_images_that_are_not_finite_never_win_and_are_not_shown_to_verifiers() -> None:
+    world = Blots()
+    search = run(world, new(world, budget=160, verifier=Reward(darkness)))
+    assert search.best is not None and search.best.latents[0] <= 0.6 and search.best.score > -math.inf
+    assert isinstance(search.verifier, Reward) and search.events
+    seen = torch.cat(search.verifier.seen)
+    assert len(seen) == 40 and seen.isfinite().all() and (seen.flatten(1) == 0).all(1).any()
+    # As previews neither.
+    world = Blots(mean=1.0)
+    search = run(world, new(world, starts_only, budget=40, verifier=Reward(darkness)), stop=stop_after(2))
+    assert search.best is not None and search.best.score == -math.inf and search.best.image.isfinite().all()
 
 
 def test_if_everything_blows_up_there_is_still_an_answer() -> None:
