@@ -231,8 +231,8 @@ class Scaler:
         if spec not in self._verifiers:
             entry, options = registry.verifier.resolve(spec)
             written = bool(options)
-            if entry.name == "clip" and "model" not in options and self.settings.clip:
-                options["model"] = self.settings.clip
+            if entry.name == "clip":
+                options.setdefault("model", self.settings.clip)
             if "device" in entry.options() and "device" not in options:
                 options["device"] = str(self.engine.denoiser.device)
             made = entry.target(**options)
