@@ -18,6 +18,8 @@ from imgscale.paths import VP, Linear
 from imgscale.problem import Problem, Verb
 from imgscale.registry import searcher
 
+BATCH = 32  # starts that are drawn at once: enough to fill a batch, few enough to heed a deadline
+
 
 @dataclass
 class _Chain:
@@ -93,11 +95,14 @@ def rbf(
             n -= 1
         shares = Rollover(room(n), [1] * n).quotas
         chains = []
-        for share in shares:
-            first = min(starts, share - searched)
-            particles, scores = yield from problem.score((yield from problem.start(first, schedule)))
-            quotas = Rollover(share - first, [1] * searched or [1])
-            chains.append(_Chain(particles[int(scores.argmax())], float(scores.max()), quotas))
+        together = max(1, BATCH // starts)  # chains whose starts make one request
+        for part in (shares[i : i + together] for i in range(0, n, together)):
+            firsts = [min(starts, share - searched) for share in part]
+            fresh, scores = yield from problem.score((yield from problem.start(sum(firsts), schedule)))
+            for share, first, end in zip(part, firsts, np.cumsum(firsts), strict=True):
+                best = int(end) - first + int(scores[end - first : end].argmax())
+                quotas = Rollover(share - first, [1] * searched or [1])
+                chains.append(_Chain(fresh[best], float(scores[best]), quotas))
         for stage in range(searched):
             yield from _search_transition(problem, chains, stage, step, draws, accept, beat)
         ends = [chain.at for chain in chains]
