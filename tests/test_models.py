@@ -310,7 +310,7 @@ def test_settings_are_read(tmp_path: Path) -> None:
     }
     assert {f.name for f in fields(ModelSettings)} == set(values), "a new one needs a test"
     assert ModelSettings.read(write(tmp_path, json.dumps(values))) == ModelSettings(**values)
-    nothing = {"steps": None, "guidance_scale": None, "clip": None}
+    nothing = {"steps": None, "guidance_scale": None}
     assert ModelSettings.read(write(tmp_path, json.dumps(nothing))) == ModelSettings()
     assert ModelSettings.read(write(tmp_path, '{"guidance_scale": 4}')).guidance_scale == 4
 
@@ -348,7 +348,8 @@ def _flat(images: torch.Tensor, prompts: Any) -> torch.Tensor:
         ('{"guidance_scale": "high"}', "can't be 'high'; give a number or null."),
         ('{"distilled": 1}', "can't be 1; give true or false."),
         ('{"distilled": null}', "can't be None; give true or false."),
-        ('{"clip": 3}', "can't be 3; give a text or null."),
+        ('{"clip": 3}', "can't be 3; give a text."),
+        ('{"clip": ""}', "can't be ''; give a text."),
         ('{"defaults": []}', "can't be []; give an object."),
         ('{"summary": null}', "can't be None; give a text."),
     ],

@@ -280,7 +280,7 @@ def test_clip_means_the_models_own_clip(monkeypatch: pytest.MonkeyPatch) -> None
     made.verifier("clip")
     made.verifier("clip(model=another)")
     scaler().verifier("clip")
-    assert [options["model"] for options in Fake.made] == ["its/own", "another", "own"]
+    assert [options["model"] for options in Fake.made] == ["its/own", "another", ModelSettings().clip]
     assert made.verifier("clip").name == "fake" and made.verifier("clip(model=another)").name == "clip(model=another)"
 
 
