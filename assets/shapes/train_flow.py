@@ -3,7 +3,7 @@
     python -m imgscale.assets.shapes.train_flow [--device cuda] [--steps 5000] [--compile 1]
 
 Flow matching on the autoencoder's latents (x_t = (1 - t) x0 + t eps, target eps - x0, t logit-normal), captions dropped
-for classifier-free guidance, transformer and both CLIP text encoders trained together. One step in eight sees the 256
+for classifier-free guidance, transformer and both CLIP text encoders trained together. Some steps see the 256
 empty T5 tokens that a plain `pipe(prompt)` appends, so that the folder works with and without them.
 Writes `shapes-flow/`, a folder that `DiffusionPipeline.from_pretrained` loads, in float16.
 """
@@ -134,7 +134,17 @@ def no_t5() -> dict[str, Any]:
 
 def main() -> None:
     args = arguments(
-        __doc__, steps=5000, batch=64, lr=1e-3, pool=60000, log_every=50, save_every=250, shift=1.0, compile=0
+        __doc__,
+        steps=5000,
+        batch=64,
+        lr=1e-3,
+        pool=60000,
+        log_every=50,
+        save_every=250,
+        shift=1.0,
+        compile=0,
+        middle=0.2,  # of the logit-normal times
+        long_every=8,  # steps with the empty T5 tokens of a plain call
     )
     vae = AutoencoderKL.from_pretrained(HERE / "checkpoints" / "vae")
     x, captions = latents(vae, args.pool, args.seed, args.device)
@@ -154,11 +164,11 @@ def main() -> None:
         while len(batches) <= step:  # a resumed run skips to its place
             batches.append(next(order))
         chance = torch.Generator().manual_seed(args.seed * 10**7 + step)
-        empty = 256 if step % 8 == 7 else 0
+        empty = 256 if step % args.long_every == args.long_every - 1 else 0
         index = batches[step][: args.batch // 4 if empty else None]
         x0 = x[index].float()
         eps = torch.randn(x0.shape, generator=chance)
-        t = torch.sigmoid(0.2 + 1.1 * torch.randn(len(x0), generator=chance))
+        t = torch.sigmoid(args.middle + 1.1 * torch.randn(len(x0), generator=chance))
         drop = torch.rand(len(x0), generator=chance) < 0.1
         ids = torch.where(drop[:, None], nothing, tokens[index])
         x0, eps, t, ids = (v.to(args.device) for v in (x0, eps, t, ids))
