@@ -383,8 +383,10 @@ class Engine:
         search.meter.charge(decodes=1)
         scores = held.scores
         if scores is None:
+            finite = images.flatten(1).isfinite().all(1)
+            images = torch.where(finite.reshape(-1, 1, 1, 1), images, 0.0)
             scores = search.judge(search.verifier, images)
-            scores[~images.flatten(1).isfinite().all(1).cpu()] = -math.inf
+            scores[~finite.cpu()] = -math.inf
             search.meter.charge(verifier_calls=1)
         search.notice("The search was stopped before it finished an image; this is its best preview.")
         search.keep(images, held.x0, scores, held.seeds, 0, finished=held.finished)

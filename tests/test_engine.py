@@ -486,8 +486,10 @@ def test_images_that_are_not_finite_never_win_and_are_not_shown_to_verifiers() -
     assert len(seen) == 40 and seen.isfinite().all() and (seen.flatten(1) == 0).all(1).any()
     # As previews neither.
     world = Blots(mean=1.0)
-    search = run(world, new(world, starts_only, budget=40, verifier=Reward(darkness)), stop=stop_after(2))
+    verifier = Reward(darkness)
+    search = run(world, new(world, starts_only, budget=40, verifier=verifier), stop=stop_after(2))
     assert search.best is not None and search.best.score == -math.inf and search.best.image.isfinite().all()
+    assert len(verifier.seen) == 1 and verifier.seen[0].isfinite().all()
 
 
 def test_if_everything_blows_up_there_is_still_an_answer() -> None:
