@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
                 searcher="best-of-n" if searcher == "plain" else searcher,
                 options={"n": 1} if searcher == "plain" else None,
                 verifier=verifier,
-                report=["shapes", "clip"],
+                report=["shapes"],
                 budget=budget or 10**6,
                 seed=seed * 1000 + 17,
                 plain=False,
