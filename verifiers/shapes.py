@@ -157,7 +157,11 @@ def _segment(rgb: Floats, finite: npt.NDArray[np.bool_]) -> _Parts | None:
     area = np.bincount(label, cover[n, y, x], len(image))
     kept = np.flatnonzero(area >= SPECK)
     cx, cy = (np.bincount(label, cover[n, y, x] * v, len(image))[kept] / area[kept] for v in (x, y))
-    return _Parts(kept, image[kept], area[kept], cx, cy, hue[kept], strength[kept], owner, cover) if len(kept) else None
+    return (
+        _Parts(kept, image[kept], np.asarray(area[kept], np.float32), cx, cy, hue[kept], strength[kept], owner, cover)
+        if len(kept)
+        else None
+    )
 
 
 _CROSS = np.array([[[0, 1, 0], [1, 1, 1], [0, 1, 0]]])  # a pixel and its four neighbours, in each image
