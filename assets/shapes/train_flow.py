@@ -11,6 +11,7 @@ Writes `shapes-flow/`, a folder that `DiffusionPipeline.from_pretrained` loads, 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
+from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, models, normalizers
 from torch import Tensor, nn
 from transformers import (
@@ -84,6 +86,13 @@ class Generator(nn.Module):
             qk_norm="rms_norm",
         )
 
+    def load(self, folder: Path) -> None:
+        """Takes the weights of a pipeline's folder, without its optimiser: for training on where no checkpoint is."""
+        parts = {"transformer": self.transformer, "text_encoder": self.texts[0], "text_encoder_2": self.texts[1]}
+        for name, part in parts.items():
+            (file,) = (folder / name).glob("*.safetensors")
+            part.load_state_dict({k: v.float() for k, v in load_file(file).items()})
+
     def forward(self, x: Tensor, t: Tensor, tokens: Tensor, empty: int) -> Tensor:
         """The velocity at ``x`` (n, 4, 16, 16) and ``t`` (n,) for captions ``tokens`` (n, 16)."""
         texts = [text(tokens, output_hidden_states=True) for text in self.texts]
@@ -144,9 +153,11 @@ def main() -> None:
         shift=1.0,
         compile=0,
         middle=0.2,  # of the logit-normal times
+        start="",  # a folder here, such as shapes-flow, whose weights to start from
         long_every=8,  # steps with the empty T5 tokens of a plain call
     )
-    vae = AutoencoderKL.from_pretrained(HERE / "checkpoints" / "vae")
+    trained = HERE / "checkpoints" / "vae"
+    vae = AutoencoderKL.from_pretrained(trained if trained.exists() else HERE / "shapes-flow" / "vae").float()
     x, captions = latents(vae, args.pool, args.seed, args.device)
     tokenizers = HERE / "checkpoints" / "tokenizer"
     write_tokenizer(tokenizers)
@@ -155,6 +166,8 @@ def main() -> None:
     tokens, nothing = tokenizer(captions, **pad).input_ids, tokenizer("", **pad).input_ids
     model = Generator(json.loads((tokenizers / "vocab.json").read_text()))
     print({k: sum(p.numel() for p in m.parameters()) for k, m in model.named_children()}, flush=True)
+    if args.start:
+        model.load(HERE / args.start)
     if args.compile:
         model.transformer.compile()
     batches: list[np.ndarray] = []
