@@ -535,7 +535,8 @@ def test_rerun_refuses_pictures_that_are_not_ours(command: Command, tiny: list[d
 # -------------------------------------------------------------------------------------------------------- Ctrl-C
 
 CHILD = """
-import sys, time, torch
+import signal, sys, time, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell may have it ignored
 sys.path.insert(0, {root!r})
 import imgscale
 from imgscale import models, registry
@@ -604,6 +605,7 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background shell may have it ignored
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         "from imgscale.app import main\n"
         "from imgscale.app.console import Interrupt\n"
