@@ -108,7 +108,7 @@ def load_pipeline(
                 "A loaded pipeline keeps its device and dtype; move it yourself (pipe.to(…)) and leave out"
                 " device= and dtype=."
             )
-        if not callable(model) or not hasattr(model, "components"):
+        if not hasattr(model, "components"):
             raise UserError(
                 f"The model can't be {model!r}; give a name, a folder, a hub id or a loaded diffusers pipeline."
             )

@@ -471,6 +471,7 @@ def test_the_clock_of_the_search_begins_with_the_search(clock: Clock) -> None:
     world = Watched(evaluate=lambda n: clock.pass_by(1.0))
     out = call(scaler(world=world), verifier=near_one, budget=Budget(seconds=30))
     assert out.stopped == "deadline" and 20 <= out.ledger.seconds <= 30 and out.plain.ledger.seconds == STEPS
+    assert out.settings["rounds"] == out.ledger.seconds, "one second each, and none before"
 
 
 @pytest.mark.parametrize("progress", [True, False])
