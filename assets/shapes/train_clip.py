@@ -1,18 +1,22 @@
 """Trains `shapes-clip`: a small CLIP in open_clip's format, the learned verifier of the shapes world.
 
-    python -m imgscale.assets.shapes.train_clip [--device cuda] [--steps 5000]
+    python -m imgscale.assets.shapes.train_clip [--device cuda] [--steps 6000]
 
-Every batch holds families: a scene and two scenes one mistake away, all rendered, so that the symmetric contrastive
-loss has hard negatives on both sides; further mistaken captions join the image-to-text side. Pairs that happen to be
-true (the oracle knows) are neither positive nor negative. A linear probe that reads counts and mean positions off the
-image embedding speeds up the start; it is not exported. Half of the images are softened the way a flow model's
-estimates x0 are. Writes `shapes-clip/`, in float16.
+Contrastive throughout. Every batch holds families: a scene and two scenes one mistake away, all rendered, so that there
+are hard negatives on both sides; further mistaken captions join the side of texts. Pairs that happen to be true (the
+oracle knows) are neither positive nor negative.
+
+First the text tower learns against a scholar, a small network that is told what is in the picture. Then the text tower
+rests, and the image tower learns against it and to embed as the scholar does; linear probes make its stages tell what
+they see, which speeds up the start. Scholar and probes are not exported. More and more images, up to half, are softened
+the way a flow model's estimates x0 are. Writes `shapes-clip/`, in float16.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,6 +42,9 @@ from imgscale.verifiers.shapes import Object, judge, read
 
 FOLDER = HERE / "shapes-clip"
 KINDS = [(s, c) for s in SHAPES for c in COLOURS]
+WIDTH = 20  # of the convolutions
+MOST = 5  # objects of one kind
+PROBES, ALIKE = (0.3, 0.1, 0.1, 0.1), 5.0  # weights of the probes' losses, and of likeness to the scholar
 MEAN, STD = [0.85] * 3, [0.25] * 3
 
 
@@ -45,7 +52,7 @@ def config(vocabulary: int) -> dict[str, Any]:
     """open_clip's `model_cfg`."""
     return {
         "embed_dim": 192,
-        "vision_cfg": {"image_size": SIZE, "layers": [2, 2, 2, 1], "width": 20},
+        "vision_cfg": {"image_size": SIZE, "layers": [2, 2, 2, 1], "width": WIDTH},
         "text_cfg": {
             "context_length": LENGTH,
             "vocab_size": vocabulary,
@@ -58,14 +65,34 @@ def config(vocabulary: int) -> dict[str, Any]:
 
 
 class Trained(nn.Module):
-    """The model and the probe that trains beside it."""
+    """The model and what trains beside it: the scholar, and probes of what the stages see at each of their places.
+
+    After the second stage (8 x 8 places): the kind of the object centred there, or none. After the third (4 x 4), the
+    fourth (2 x 2), and of the embedding: for each kind, how many are centred there, and where.
+    """
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
         cfg = config(vocabulary)
         self.clip = CLIP(cfg["embed_dim"], cfg["vision_cfg"], cfg["text_cfg"])
         self.clip.visual.to(memory_format=torch.channels_last)  # several times faster on a CPU
-        self.probe = nn.Linear(cfg["embed_dim"], len(KINDS) * 8)  # for each kind of object: counts 0 to 5, x, y
+        answers = (len(KINDS) + 1, *[len(KINDS) * (MOST + 3)] * 3)
+        widths = (8 * WIDTH, 16 * WIDTH, 32 * WIDTH, cfg["embed_dim"])
+        self.probes = nn.ModuleList(nn.Linear(w, a) for w, a in zip(widths, answers, strict=True))
+        self.scholar = nn.Sequential(
+            nn.Linear(len(KINDS) * (MOST + 5), 512), nn.GELU(), nn.Linear(512, cfg["embed_dim"])
+        )
+
+    def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Image embeddings ``(n, d)`` and the probes' answers ``(n, side, side, …)``."""
+        kept: list[Tensor] = []
+        stages = (getattr(self.clip.visual, f"layer{i}") for i in (2, 3, 4))
+        handles = [stage.register_forward_hook(lambda *call: kept.append(call[2])) for stage in stages]
+        raw = self.clip.encode_image(images)
+        for handle in handles:
+            handle.remove()
+        seen = [*kept, raw[..., None, None]]
+        return raw, [probe(x.movedim(1, -1)) for probe, x in zip(self.probes, seen, strict=True)]
 
 
 def families(seed: int, step: int, n: int, members: int = 3) -> tuple[list[Scene], Tensor, list[Scene]]:
@@ -125,28 +152,86 @@ def soften(x: Tensor, chance: torch.Generator, share: float = 0.5) -> Tensor:
     return torch.where(soft, y.clamp(0, 1), x)
 
 
-def probe_loss(out: Tensor, seen: list[list[Object]]) -> Tensor:
-    """Cross-entropy of the counts plus the error of the mean positions, of ``out`` (images, kinds * 8)."""
-    counts = torch.zeros(len(seen), len(KINDS))
-    places = torch.zeros(len(seen), len(KINDS), 2)
-    for i, objects in enumerate(seen):
-        for o in objects:
-            k = KINDS.index((o.shape or o.likely[0], o.colour or o.likely[1]))
-            counts[i, k] += 1
-            places[i, k] += torch.tensor([o.x, o.y]) / (SIZE / 2) - 1
-    counts, places = counts.to(out.device), places.to(out.device)
+def probe_losses(answers: list[Tensor], seen: list[list[Object]]) -> list[Tensor]:
+    """The error of each probe, summed over an image, of answers ``(n, side, side, …)``."""
+    return [kind_loss(answers[0], seen), *(count_loss(a, seen) for a in answers[1:])]
+
+
+def kind_loss(answer: Tensor, seen: list[list[Object]]) -> Tensor:
+    """Cross-entropy of the kind that is centred at each place; nothing, the usual case, weighs a tenth."""
+    side = answer.shape[1]
+    target = torch.zeros(answer.shape[:3], dtype=torch.long)
+    for i, (k, y, x) in objects(seen):
+        target[i, int(y * side), int(x * side)] = 1 + k
+    target = target.to(answer.device)
+    error = nn.functional.cross_entropy(answer.movedim(-1, 1), target, reduction="none")
+    return (error * torch.where(target > 0, 1.0, 0.1)).sum() / len(seen)
+
+
+def count_loss(answer: Tensor, seen: list[list[Object]]) -> Tensor:
+    """Cross-entropy of how many of each kind are centred at each place, and the squared error of where in the image."""
+    side = answer.shape[1]
+    answer = answer.unflatten(-1, (len(KINDS), MOST + 3))
+    counts, places = torch.zeros(answer.shape[:-1]), torch.zeros(*answer.shape[:-1], 2)
+    for i, (k, y, x) in objects(seen):
+        counts[i, int(y * side), int(x * side), k] += 1
+        places[i, int(y * side), int(x * side), k] += torch.tensor([2 * y - 1, 2 * x - 1])
+    counts, places = counts.to(answer.device), places.to(answer.device)
     there = counts > 0
-    out = out.unflatten(1, (len(KINDS), 8))
     error = nn.functional.cross_entropy(
-        out[..., :6].flatten(0, 1), counts.long().clamp(max=5).flatten(), reduction="none"
+        answer[..., : MOST + 1].movedim(-1, 1), counts.long().clamp(max=MOST), reduction="none"
     )
-    count = (error * torch.where(there, 1.0, 0.1).flatten()).sum() / len(seen)
-    place = (out[..., 6:] - places / counts.clamp(min=1)[..., None])[there].square().mean()
-    return count + place
+    count = (error * torch.where(there, 1.0, 0.1)).sum() / len(seen)
+    return count + 10 * (answer[..., MOST + 1 :] - places / counts.clamp(min=1)[..., None])[there].square().mean()
+
+
+def objects(seen: list[list[Object]]) -> Iterator[tuple[int, tuple[int, float, float]]]:
+    """Image by image: kind, and centre as shares of height and width."""
+    for i, image in enumerate(seen):
+        for o in image:
+            y, x = (min(max(v / SIZE, 0.0), 1 - 1e-6) for v in (o.y, o.x))
+            yield i, (KINDS.index((o.shape or o.likely[0], o.colour or o.likely[1])), y, x)
+
+
+def contrast(logits: Tensor, own: Tensor, true: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Symmetric contrastive loss of ``logits`` (images, captions) and how often the right one of either is first.
+
+    Args:
+        logits: Scaled cosines.
+        own: Each image's caption. It may have several images; each of them is ranked against those it isn't true of.
+        true: Which captions are true of which images.
+    """
+    rows = torch.arange(len(own), device=own.device)
+    other = true.clone()
+    other[rows, own] = False
+    logits = logits.masked_fill(other, -torch.inf)
+    columns = logits.T[own]
+    columns = columns.masked_fill((own[:, None] == own[None]) & (rows[:, None] != rows), -torch.inf)
+    to_text, to_image = nn.functional.cross_entropy(logits, own), nn.functional.cross_entropy(columns, rows)
+    return (to_text + to_image) / 2, {
+        "to_text": to_text.item(),
+        "to_image": to_image.item(),
+        "right_text": (logits.argmax(1) == own).float().mean().item(),
+        "right_image": (columns.argmax(1) == rows).float().mean().item(),
+    }
+
+
+def facts(seen: list[list[Object]]) -> Tensor:
+    """What the scholar is told, ``(n, kinds * (MOST + 5))``: of each kind the count as a flag, and its extent."""
+    told = torch.zeros(len(seen), len(KINDS), MOST + 5)
+    for i, image in enumerate(seen):
+        of_kind: dict[int, list[tuple[float, float]]] = {}
+        for _, (k, y, x) in objects([image]):
+            of_kind.setdefault(k, []).append((2 * y - 1, 2 * x - 1))
+        for k, centres in of_kind.items():
+            told[i, k, min(MOST, len(centres))] = 1
+            ys, xs = zip(*centres, strict=True)
+            told[i, k, MOST + 1 :] = torch.tensor([min(ys), max(ys), min(xs), max(xs)])
+    return told.flatten(1)
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=5000, batch=16, lr=1.5e-3, log_every=50, save_every=250, probe=0.3)
+    args = arguments(__doc__, steps=6000, study=1500, batch=16, lr=1.5e-3, log_every=50, save_every=250)
     tokenizers = HERE / "checkpoints" / "tokenizer"
     write_tokenizer(tokenizers)
     tokenizer = CLIPTokenizer.from_pretrained(tokenizers)
@@ -157,37 +242,29 @@ def main() -> None:
 
     def loss(step: int) -> tuple[Tensor, dict[str, float]]:
         scenes, clean, others = families(args.seed, step, args.batch)
-        chance = torch.Generator().manual_seed(args.seed * 10**7 + step)
         seen = read(clean)
-        x = soften(clean.to(args.device), chance).contiguous(memory_format=torch.channels_last)
         by_caption = {str(s): s for s in [*scenes, *others]}
         captions = list(by_caption)
         own = torch.tensor([captions.index(str(s)) for s in scenes])
-        hidden = truths(captions, by_caption, seen)
-        hidden[torch.arange(len(scenes)), own] = False
+        true = truths(captions, by_caption, seen).to(args.device)
         ids = tokenizer(captions, padding="max_length", max_length=LENGTH, return_tensors="pt").input_ids
-        raw = model.clip.encode_image((x - mean) / std)
-        images = nn.functional.normalize(raw, dim=-1)
-        texts = nn.functional.normalize(model.clip.encode_text(ids.to(args.device)), dim=-1)
+        studying = step < args.study
+        with torch.set_grad_enabled(studying):
+            texts = nn.functional.normalize(model.clip.encode_text(ids.to(args.device)), dim=-1)
+            taught = nn.functional.normalize(model.scholar(facts(seen).to(args.device)), dim=-1)
         scale = model.clip.logit_scale.exp().clamp(max=100)
-        logits = (scale * images @ texts.T).masked_fill(hidden.to(args.device), -torch.inf)
-        own = own.to(args.device)
-        rows = torch.arange(len(scenes), device=args.device)
-        # The same caption may have several images; each of them is ranked against the images it isn't true of.
-        columns = logits.T[own]
-        columns = columns.masked_fill((own[:, None] == own[None]) & (rows[:, None] != rows), -torch.inf)
-        to_text = nn.functional.cross_entropy(logits, own)
-        to_image = nn.functional.cross_entropy(columns, rows)
-        probe = probe_loss(model.probe(raw), seen)
-        right = (logits.argmax(1) == own).float().mean(), (columns.argmax(1) == rows).float().mean()
-        return (to_text + to_image) / 2 + args.probe * probe, {
-            "to_text": to_text.item(),
-            "to_image": to_image.item(),
-            "probe": probe.item(),
-            "right_text": right[0].item(),
-            "right_image": right[1].item(),
-            "scale": scale.item(),
-        }
+        if studying:
+            return contrast(scale * taught @ texts.T, own.to(args.device), true)
+        chance = torch.Generator().manual_seed(args.seed * 10**7 + step)
+        share = 0.5 * min(1.0, (step - args.study) / (0.3 * (args.steps - args.study)))
+        x = soften(clean.to(args.device), chance, share).contiguous(memory_format=torch.channels_last)
+        raw, answers = model((x - mean) / std)
+        images = nn.functional.normalize(raw, dim=-1)
+        value, parts = contrast(scale * images @ texts.T, own.to(args.device), true)
+        alike = (images * taught).sum(-1).mean()
+        probes = probe_losses(answers, seen)
+        value = value + ALIKE * (1 - alike) + sum(w * p for w, p in zip(PROBES, probes, strict=True))
+        return value, parts | {"alike": alike.item(), **{f"probe_{i}": p.item() for i, p in enumerate(probes)}}
 
     def finish() -> None:
         export(model.clip, len(vocabulary))
