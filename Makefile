@@ -5,7 +5,7 @@ PYTHON ?= python3.11 python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 
-PROMPT ?= two red circles above a blue square
+PROMPT ?= two red circles and a blue square
 BUDGET ?= 200
 SEED ?= 0
 DEMO_ARGS ?= --budget $(BUDGET) --seed $(SEED) --out imgscale-out/demo

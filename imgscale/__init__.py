@@ -2,7 +2,7 @@
 
     import imgscale
     scaler = imgscale.load("shapes-flow")
-    out = scaler("two red circles above a blue square", searcher="rbf", verifier="clip", budget=200, seed=0)
+    out = scaler("two red circles and a blue square", searcher="rbf", verifier="clip", budget=200, seed=0)
     out.images[0], out.scores, out.trace
 
 Names are resolved on first use, so that importing this package costs next to nothing.

@@ -1,4 +1,4 @@
-"""Draws docs/images/plain-vs-searched.png: the first hard test prompts, plain above and searched below.
+"""Draws docs/images/plain-vs-searched.png: the first test prompts of a category, plain above and searched below.
 
 Run from the repository: python scripts/readme_picture.py. Nothing is picked: prompts in the order of the list, seed 0.
 """
@@ -18,11 +18,12 @@ GREEN, RED, GREY = "#1a7f37", "#b42318", "#57606a"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--columns", type=int, default=6)
+    parser.add_argument("--category", default="attribution")
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("docs/images/plain-vs-searched.png"))
     args = parser.parse_args()
     rows = json.loads((HERE / "prompts.json").read_text())
-    prompts = [row["prompt"] for row in rows if row["category"] == "hard"][: args.columns]
+    prompts = [row["prompt"] for row in rows if row["category"] == args.category][: args.columns]
     scaler = imgscale.load("shapes-flow")
     outputs = scaler(prompts, searcher="rbf", verifier="clip", report=["shapes"], budget=args.budget, seed=0)
     draw(prompts, outputs, args.out)
