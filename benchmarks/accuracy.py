@@ -1,6 +1,7 @@
 """How often a search satisfies the prompt, by the held-out oracle: plain, best-of-n and rbf at several budgets.
 
-Every prompt of the list is run once per seed; nothing is selected afterwards. Rows are kept as they come
+Every prompt of the list is run once per seed, from starting noises of its own (the same for every search, so that they
+are compared in pairs); nothing is selected afterwards. Rows are kept as they come
 (`--out`, JSON lines), so that a stopped run goes on where it was; `--report` prints the tables of what is there.
 """
 
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from imgscale.assets.shapes.prompts import own_seed
 
 Row = dict[str, Any]
 
@@ -54,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
                 verifier=verifier,
                 report=["shapes"],
                 budget=budget or 10**6,
-                seed=seed * 1000 + 17,
+                seed=[own_seed(row["prompt"], seed) for row in rows],
                 plain=False,
                 progress=False,
                 num_inference_steps=args.steps or None,
@@ -72,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
                         "nfe": output.nfe,
                         "verifier_calls": output.ledger.verifier_calls,
                         "seconds": round(seconds, 3),
-                        "scores": {k: round(v, 5) for k, v in output.scores.items()},
+                        "scores": output.scores,  # not rounded: solved means exactly 1
                     }
                     file.write(json.dumps(record) + "\n")
 

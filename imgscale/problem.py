@@ -113,12 +113,9 @@ class Problem:
     def start(self, n: int, schedule: Schedule | None = None) -> Generator[Request, Any, Particles]:
         """``n`` fresh particles at step 0, with their x0."""
         schedule = schedule or self.schedule
+        self._admit(n, schedule.nfe(-1, 0), schedule, 0)
         keys = root(self.seed, self._drawn + n)[self._drawn :]
         self._drawn += n
-        return (yield from self._begin(keys, schedule))
-
-    def _begin(self, keys: Tensor, schedule: Schedule) -> Generator[Request, Any, Particles]:
-        self._admit(len(keys), schedule.nfe(-1, 0), schedule, 0)
         x = self._denoiser.prior(keys, self.cond)
         # Prior noise has scale 1 on every path; only a path that starts elsewhere than at t = 1 needs another.
         x0 = yield Predict(x, schedule.times[0], schedule.path)

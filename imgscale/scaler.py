@@ -102,7 +102,7 @@ class Scaler:
         verifier: VerifierLike = "clip",
         report: Sequence[VerifierLike] = (),
         budget: int | Budget = 200,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         height: int | None = None,
         width: int | None = None,
         num_inference_steps: int | None = None,
@@ -123,7 +123,8 @@ class Scaler:
                 (n, 3, h, w) in [0, 1] and n prompts to n scores.
             report: Verifiers that score the best images and never steer: the held-out judges.
             budget: Model evaluations, or a `Budget`. Never exceeded.
-            seed: From 0 to 2**63 − 1. The plain image is the pipeline's own for this seed on a CPU generator.
+            seed: From 0 to 2**63 − 1. The plain image is the pipeline's own for this seed on a CPU generator. Several
+                prompts share it, and so their starting noises, unless there is a seed for each.
             height: In pixels; the model's default for None.
             width: In pixels; the model's default for None.
             num_inference_steps: Transitions of an ordinary sample; the model's default for None.
@@ -146,8 +147,7 @@ class Scaler:
         for text in prompts:
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"The prompt can't be {text!r}; write what the image should show.")
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise UserError(f"The seed can't be {seed!r}; give a whole number from 0 to 2**63 - 1.")
+        seeds = _seeds(seed, prompt, len(prompts))
         limits = Budget.of(budget)
         name, make, searcher_options = _searcher(searcher, options)
         judge = self.verifier(verifier)
@@ -166,7 +166,7 @@ class Scaler:
             for text in prompts
         ]
 
-        def search(cond: Any, budget: Budget, make: Callable[[Problem], Verb]) -> Search:
+        def search(cond: Any, seed: int, budget: Budget, make: Callable[[Problem], Verb]) -> Search:
             problem = Problem(
                 self.engine.denoiser,
                 cond,
@@ -180,15 +180,15 @@ class Scaler:
             return Search(problem, make(problem), judge, reports)
 
         def steer(problem: Problem) -> Verb:
-            return make(problem, np.random.default_rng((seed, 1)), **searcher_options)
+            return make(problem, np.random.default_rng((problem.seed, 1)), **searcher_options)
 
         plains: list[Search] = []
-        searches = [search(cond, limits, steer) for cond in conds]
+        searches = [search(cond, seed, limits, steer) for cond, seed in zip(conds, seeds, strict=True)]
         self.engine.prime(searches)
         with _Watch(self.engine, searches, limits, progress, callback) as watch:
             if plain:
                 one = Budget(nfe=searches[0].problem.sample_nfe)
-                plains = [search(cond, one, _one_sample) for cond in conds]
+                plains = [search(cond, seed, one, _one_sample) for cond, seed in zip(conds, seeds, strict=True)]
                 for s in plains:
                     s.meter.restart()
                 self.engine.run(plains, lambda _: watch.tick(searches), watch.stop)
@@ -204,7 +204,6 @@ class Scaler:
             "report": [v if isinstance(v, str) else self.verifier(v).name for v in report],
             "verifiers": {v.name: v.identity() for v in (judge, *reports)},
             "budget": {k: v for k, v in asdict(limits).items() if v is not None},
-            "seed": seed,
             "height": conds[0].height,
             "width": conds[0].width,
             "num_inference_steps": steps,
@@ -265,7 +264,7 @@ class Scaler:
             plain=_plain(plain),
             stopped=search.stopped,
             finished=best.finished,
-            settings={"prompt": prompt, **settings, **stopped},
+            settings={"prompt": prompt, "seed": search.problem.seed, **settings, **stopped},
             events=search.events,
         )
 
@@ -296,6 +295,20 @@ def _distinct(judge: Verifier, reports: Sequence[Verifier]) -> list[Verifier]:
         if getattr(other, "function", other) is not getattr(verifier, "function", verifier):
             raise UserError(f"Two verifiers are called {verifier.name!r}; give one of them another name.")
     return list(named.values())[1:]
+
+
+def _seeds(seed: int | Sequence[int], prompt: object, n: int) -> list[int]:
+    """A seed for each of ``n`` prompts."""
+    several = isinstance(seed, Sequence) and not isinstance(seed, str)
+    seeds = list(seed) if several else [seed] * n  # type: ignore[arg-type]
+    if several and (isinstance(prompt, str) or len(seeds) != n):
+        raise UserError(
+            f"There can't be {len(seeds)} seeds for {n} prompts; give one, or a list with one for each prompt."
+        )
+    for value in seeds:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+            raise UserError(f"The seed can't be {value!r}; give a whole number from 0 to 2**63 - 1.")
+    return seeds  # type: ignore[return-value]
 
 
 def _one_sample(problem: Problem) -> Verb:

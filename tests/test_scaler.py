@@ -204,6 +204,23 @@ def test_a_function_can_search() -> None:
         call(searcher=my_search, options={"m": 2})
 
 
+def test_each_of_several_prompts_may_have_a_seed_of_its_own() -> None:
+    together = call(prompt=["a cat", "dark"], seed=[8, 21])
+    for output, prompt, seed in zip(together, ["a cat", "dark"], [8, 21], strict=True):
+        alone = call(prompt=prompt, seed=seed)
+        assert output.settings["seed"] == seed
+        assert output.seeds == alone.seeds
+        assert output.scores == pytest.approx(alone.scores, abs=1e-6)
+        assert np.array_equal(np.asarray(output.plain.image), np.asarray(alone.plain.image))
+    assert together[0].seeds != call(prompt="a cat", seed=21).seeds
+
+
+@pytest.mark.parametrize(("prompt", "seed"), [(["a cat", "dark"], [1]), (["a cat"], []), ("a cat", [1])])
+def test_seeds_must_match_the_prompts(prompt: Any, seed: list[int]) -> None:
+    with pytest.raises(UserError, match=f"There can't be {len(seed)} seeds for .* prompts; give one, or a list"):
+        call(prompt=prompt, seed=seed)
+
+
 def test_random_numbers_of_a_searcher_follow_from_the_seed() -> None:
     drawn: list[float] = []
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import imgscale
+from imgscale.assets.shapes.prompts import own_seed
 from imgscale.assets.shapes.training import HERE, arguments
 from imgscale.verifiers.shapes import Shapes
 
@@ -54,7 +55,7 @@ def searched(args: Any, texts: list[str], seed: int) -> list[float]:
         options={"n": 1},
         verifier="shapes",
         budget=10**6,
-        seed=1000 * args.seed + seed,
+        seed=[own_seed(text, 1000 * args.seed + seed) for text in texts],
         num_inference_steps=args.steps or None,
         guidance_scale=args.guidance or None,
         plain=False,
@@ -66,9 +67,9 @@ def searched(args: Any, texts: list[str], seed: int) -> list[float]:
 def direct(texts: list[str], seed: int) -> list[float]:
     from diffusers import DiffusionPipeline
 
-    pipe = DiffusionPipeline.from_pretrained(HERE / "shapes-flow", torch_dtype=torch.float32)
+    pipe = DiffusionPipeline.from_pretrained(HERE / "shapes-flow", dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
-    generators = [torch.Generator().manual_seed(1000 * seed + i) for i in range(len(texts))]
+    generators = [torch.Generator().manual_seed(own_seed(text, seed)) for text in texts]
     images = pipe(texts, generator=generators, output_type="pt").images
     return Shapes()(images.float(), texts).tolist()
 

@@ -10,6 +10,7 @@ out of training; of the small categories as many as there are (`held_out` says w
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def draw(kind: str, n: int, rng: np.random.Generator, taken: set[str]) -> list[S
             break
     scenes = [*held.values(), *([] if kind in ALWAYS_HELD_OUT else seen.values())]
     return scenes[:n]
+
+
+def own_seed(prompt: str, seed: int) -> int:
+    """A seed for one prompt: with a shared one, all prompts would start from the same noises and fail together."""
+    return int.from_bytes(hashlib.sha256(f"{seed}|{prompt}".encode()).digest()[:7], "big")
 
 
 def main() -> None:
