@@ -39,28 +39,35 @@ def only_results_on_stdout() -> Iterator[None]:
 
 
 class Interrupt:
-    """Ctrl-C: the first asks the search to end with its best so far, the second ends the program.
+    """Ctrl-C or SIGTERM: the first asks the search to end with its best so far, the second ends the program.
+
+    SIGTERM is what `kill`, `timeout`, systemd and SLURM send first.
 
     Attributes:
-        asked: Whether Ctrl-C was pressed.
+        asked: Whether it was asked to stop.
     """
 
     def __init__(self) -> None:
         self.asked = False
 
     def __enter__(self) -> Interrupt:
-        self._old: Any = signal.getsignal(signal.SIGINT)
-        if callable(self._old):  # and not ignored, as for a background job
-            signal.signal(signal.SIGINT, self._first)
+        self._old: dict[int, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+        for each, old in self._old.items():
+            if callable(old) or (each == signal.SIGTERM and old == signal.SIG_DFL):  # and not ignored
+                signal.signal(each, self._first)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if callable(self._old):
-            signal.signal(signal.SIGINT, self._old)
+        self._restore()
+
+    def _restore(self) -> None:
+        for each, old in self._old.items():
+            if old is not None:  # as a handler that isn't Python's reads
+                signal.signal(each, old)
 
     def _first(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        signal.signal(signal.SIGINT, self._old)
+        self._restore()
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nimgscale: stopping; the best so far will be written (Ctrl-C again drops it).\n")
 

@@ -86,6 +86,7 @@ class Caller:
         x: Tensor | None = None,
         latents: Latents | None = None,
         idle: Idle | None = None,
+        vae: Any = None,
         device: torch.device | None = None,
     ) -> tuple[Tensor, Any]:
         """One call for a batch of these rows.
@@ -98,6 +99,7 @@ class Caller:
             x: (n, ...) the particles, in the dtype that the pipeline takes.
             latents: To look at, or to replace, what the pipeline draws.
             idle: Takes the place of the networks.
+            vae: Takes the place of the VAE.
             device: Where the pipeline runs; it is asked for None, which takes it a walk through all its modules.
 
         Returns:
@@ -121,6 +123,8 @@ class Caller:
         with _plain_mode(differentiable), self._copy(rows, recorder, device, decodes) as view:
             if latents is not None:
                 view.__dict__["prepare_latents"] = latents
+            if vae is not None:
+                view.__dict__["vae"] = vae
             if idle is not None:
                 view.__dict__.update(dict.fromkeys(self._networks, idle))
             return function(view, **arguments)[0], recorder

@@ -5,12 +5,16 @@ evaluation. The pipeline that the user passes in is never written to: every call
 is thrown away.
 """
 
+import copy
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
 import torch
+from accelerate.hooks import remove_hook_from_module
 from torch import Tensor
 
 from imgscale import schedules
@@ -179,7 +183,8 @@ class Denoiser:
     def decode(self, x0: Tensor, cond: Condition) -> Tensor:
         """Images of latents, as the pipeline itself decodes them.
 
-        A safety checker is left out, since its black images would be scored and ranked: see `flagged`.
+        A safety checker is left out, since its black images would be scored and ranked: see `flagged`. What a VAE
+        in float16 can't hold, and would come out black, is decoded in float32.
 
         Args:
             x0: (n, *cond.latent_shape).
@@ -188,11 +193,34 @@ class Denoiser:
         Returns:
             (n, 3, height, width) float32 in [0, 1].
         """
+        images = self._decode(x0, cond)
+        if getattr(getattr(self._pipe, "vae", None), "dtype", None) == torch.float16:
+            held = images.isfinite().flatten(1).all(1)
+            if not held.all():
+                images = torch.where(held[:, None, None, None], images, self._decode(x0, cond, self._wide_vae))
+        return images
+
+    def _decode(self, x0: Tensor, cond: Condition, vae: Any = None) -> Tensor:
         kwargs = {**cond.kwargs, "output_type": "pt"}
-        images, _ = self._caller(cond.rows_for(len(x0)), kwargs, x=self._cast(x0, cond), device=cond.device)
+        rows, x = cond.rows_for(len(x0)), self._cast(x0, cond)
+        images, _ = self._caller(rows, kwargs, x=x, vae=vae, device=cond.device)
         if not hasattr(self._pipe, "image_processor"):  # which is what brings images from [-1, 1] to [0, 1]
             images = (images / 2 + 0.5).clamp(0, 1)
         return images[:, :3].float()  # Qwen-Image 2.1 draws a fourth channel, opacity
+
+    @cached_property
+    def _wide_vae(self) -> Any:
+        """A float32 copy of the VAE, kept: one that overflowed will again."""
+        warnings.warn(
+            f"The VAE of {self.name} gives no number for some images in float16; they are decoded in float32. Load"
+            " the VAE in bfloat16 or float32 to spare the second decoding.",
+            stacklevel=2,
+        )
+        with torch.inference_mode(False), torch.no_grad():
+            vae = remove_hook_from_module(copy.deepcopy(self._pipe.vae), recurse=True).to(self.device, torch.float32)
+        narrow = vae.decode
+        vae.decode = lambda z, *args, **kwargs: narrow(z.float(), *args, **kwargs)
+        return vae
 
     def flagged(self, images: Tensor) -> list[bool]:
         """Which images the pipeline's own safety checker objects to; none where it has no checker.

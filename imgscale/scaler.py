@@ -320,7 +320,7 @@ def _check_budget(budget: Budget, sample_nfe: int) -> None:
     if budget.nfe is not None and budget.nfe < sample_nfe:
         raise UserError(
             f"A budget of {budget.nfe} model evaluations can't finish one image, which takes {sample_nfe}; give"
-            f" budget={sample_nfe} or more, or fewer num_inference_steps."
+            f" a budget of {sample_nfe} or more, or fewer steps."
         )
 
 

@@ -587,10 +587,11 @@ def read_until(process: subprocess.Popen[str], word: str, times: int) -> None:
         seen += line
 
 
-def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_keeps_the_best_so_far(sent: signal.Signals, tmp_path: Path) -> None:
     with child(tmp_path) as process:
         read_until(process, "scored", 4)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         out, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "stopping; the best so far will be written" in err

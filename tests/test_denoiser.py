@@ -382,3 +382,25 @@ def test_a_vae_that_casts_itself_up_is_cast_back() -> None:
     images = denoiser.decode(denoiser.prior(KEYS, cond), cond)
     assert torch.isfinite(images).all()
     assert pipe.vae.dtype == torch.float16
+
+
+@pytest.mark.parametrize("name", ["StableDiffusion3Pipeline", "StableDiffusionXLPipeline", "FluxPipeline"])
+def test_what_a_float16_vae_cannot_hold_is_decoded_in_float32(name: str) -> None:
+    """Black frames of diffusers' SDXL VAE in float16: its activations pass 65504."""
+    pipe = zoo.build(name)
+    pipe.vae.decoder.conv_in.weight.data *= 3e4  # the norm after it brings it back, where the type can hold it
+    pipe.vae.register_to_config(force_upcast=False)  # or SDXL would know
+    exact = Denoiser(pipe, zoo.ZOO[name].defaults)
+    cond = exact.encode("a cat", **SIZE)
+    x0 = exact.prior(KEYS, cond)
+    x0 *= torch.tensor([100, 1e-3, 100]).reshape(-1, *[1] * (x0.ndim - 1))  # the second passes
+    expected = exact.decode(x0, cond)
+    assert expected.isfinite().all()
+
+    pipe.vae.to(torch.float16)
+    denoiser = Denoiser(pipe.to(torch.float16), zoo.ZOO[name].defaults)
+    with pytest.warns(UserWarning, match="decoded in float32. Load the VAE in bfloat16"):
+        images = denoiser.decode(x0, denoiser.encode("a cat", **SIZE))
+    torch.testing.assert_close(images, expected, rtol=0, atol=0.02)
+    assert pipe.vae.dtype == torch.float16 and "decode" not in vars(pipe.vae)
+    assert not denoiser._decode(x0, denoiser.encode("a cat", **SIZE)).isfinite().all()

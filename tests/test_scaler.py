@@ -407,8 +407,8 @@ def test_a_budget_too_small_for_an_image_names_the_number(steps: int) -> None:
     with pytest.raises(UserError) as caught:
         call(scaler(world=world), num_inference_steps=steps, budget=Budget(nfe=steps - 1, seconds=9))
     assert str(caught.value) == (
-        f"A budget of {steps - 1} model evaluations can't finish one image, which takes {steps}; give budget={steps} or"
-        " more, or fewer num_inference_steps."
+        f"A budget of {steps - 1} model evaluations can't finish one image, which takes {steps}; give a budget of"
+        f" {steps} or more, or fewer steps."
     )
     assert world.batches == []
 

@@ -1,15 +1,17 @@
 """Trains `shapes-clip`: a small CLIP in open_clip's format, the learned verifier of the shapes world.
 
-    python -m imgscale.assets.shapes.train_clip [--device cuda] [--steps 6000]
+    python -m imgscale.assets.shapes.train_clip [--device cuda] [--steps 6000] [--start shapes-clip]
 
 Contrastive throughout. Every batch holds families: a scene and two scenes one mistake away, all rendered, so that there
 are hard negatives on both sides; further mistaken captions join the side of texts. Pairs that happen to be true (the
 oracle knows) are neither positive nor negative.
 
-First the text tower learns against a scholar, a small network that is told what is in the picture. Then the text tower
-rests, and the image tower learns against it and to embed as the scholar does; linear probes make its stages tell what
-they see, which speeds up the start. Scholar and probes are not exported. More and more images, up to half, are softened
-the way a flow model's estimates x0 are. Writes `shapes-clip/`, in float16.
+First the text tower learns against a scholar, a small network that is told what is in the picture; a linear probe makes
+the tower tell at each noun, one layer before it sums up, how many of what there are and on which side of a relation:
+without it the tower doesn't bind relations. Then the text tower rests, and the image tower learns against it and to
+embed as the scholar does; linear probes make its stages tell what they see, which speeds up the start. Scholar and
+probes are not exported. More and more images, up to half, are softened the way a flow model's estimates x0 are. Writes
+`shapes-clip/`, in float16.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from open_clip.model import CLIP
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import CLIPTokenizer
 
@@ -30,28 +33,36 @@ from imgscale.assets.shapes.text import LENGTH, write_tokenizer
 from imgscale.assets.shapes.training import HERE, arguments, run, to_tensor
 from imgscale.assets.shapes.world import (
     COLOURS,
+    COUNTS,
+    RELATIONS,
     SHAPES,
     SIZE,
+    Placed,
     Scene,
+    arrange,
+    draw,
     hard_negatives,
     held_out,
-    render,
     training_scene,
 )
-from imgscale.verifiers.shapes import Object, judge, read
+from imgscale.verifiers.shapes import Object, judge
 
 FOLDER = HERE / "shapes-clip"
 KINDS = [(s, c) for s in SHAPES for c in COLOURS]
 WIDTH = 20  # of the convolutions
 MOST = 5  # objects of one kind
+TOTAL = 8  # objects of one shape, or at all
+FACTS = len(KINDS) * (MOST + 5) + (len(SHAPES) + 1) * (TOTAL + 1)
+ANSWERS = (len(COUNTS), len(SHAPES), len(COLOURS) + 1, 2 * len(RELATIONS) + 1)  # of the text's probe
 PROBES, ALIKE = (0.3, 0.1, 0.1, 0.1), 5.0  # weights of the probes' losses, and of likeness to the scholar
+GRAMMAR = 1.0  # weight of the text probe's
 MEAN, STD = [0.85] * 3, [0.25] * 3
 
 
 def config(vocabulary: int) -> dict[str, Any]:
     """open_clip's `model_cfg`."""
     return {
-        "embed_dim": 192,
+        "embed_dim": 256,
         "vision_cfg": {"image_size": SIZE, "layers": [2, 2, 2, 1], "width": WIDTH},
         "text_cfg": {
             "context_length": LENGTH,
@@ -59,7 +70,8 @@ def config(vocabulary: int) -> dict[str, Any]:
             "hf_tokenizer_name": "shapes-clip",
             "width": 128,
             "heads": 4,
-            "layers": 2,
+            "layers": 3,
+            "no_causal_mask": True,  # a noun hears which relation follows it
         },
     }
 
@@ -79,9 +91,24 @@ class Trained(nn.Module):
         answers = (len(KINDS) + 1, *[len(KINDS) * (MOST + 3)] * 3)
         widths = (8 * WIDTH, 16 * WIDTH, 32 * WIDTH, cfg["embed_dim"])
         self.probes = nn.ModuleList(nn.Linear(w, a) for w, a in zip(widths, answers, strict=True))
-        self.scholar = nn.Sequential(
-            nn.Linear(len(KINDS) * (MOST + 5), 512), nn.GELU(), nn.Linear(512, cfg["embed_dim"])
-        )
+        self.scholar = nn.Sequential(nn.Linear(FACTS, 768), nn.GELU(), nn.Linear(768, cfg["embed_dim"]))
+        self.grammar = nn.Linear(cfg["text_cfg"]["width"], sum(ANSWERS))
+
+    def look_as(self, folder: Path) -> None:
+        """Takes the image tower of a trained folder, but for a last layer of another width."""
+        saved = load_file(folder / "open_clip_model.safetensors")
+        own = self.clip.state_dict()
+        same = {k: v.float() for k, v in saved.items() if k.startswith("visual.") and v.shape == own[k].shape}
+        self.clip.load_state_dict(own | same)
+
+    def texts(self, ids: Tensor, nouns: Tensor) -> tuple[Tensor, Tensor]:
+        """Text embeddings ``(n, d)`` of tokens ``(n, LENGTH)``, and what the probe says at ``nouns`` (caption, place)."""
+        kept: list[Tensor] = []
+        block = self.clip.transformer.resblocks[-2]
+        handle = block.register_forward_hook(lambda *call: kept.append(call[2]))
+        embedded = nn.functional.normalize(self.clip.encode_text(ids), dim=-1)
+        handle.remove()
+        return embedded, self.grammar(kept[0][nouns[:, 0], nouns[:, 1]])
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Image embeddings ``(n, d)`` and the probes' answers ``(n, side, side, …)``."""
@@ -95,25 +122,51 @@ class Trained(nn.Module):
         return raw, [probe(x.movedim(1, -1)) for probe, x in zip(self.probes, seen, strict=True)]
 
 
-def families(seed: int, step: int, n: int, members: int = 3) -> tuple[list[Scene], Tensor, list[Scene]]:
-    """``n`` families of training scenes, their renders, and more captions one mistake away from one of them."""
+def families(
+    seed: int, step: int, n: int, members: int = 3
+) -> tuple[list[Scene], list[list[Placed]], list[int], list[Scene]]:
+    """``n`` families of training scenes, their objects and backgrounds, and more captions one mistake from them."""
     rng = np.random.default_rng((seed, step))
     scenes: list[Scene] = []
     others: list[Scene] = []
-    images = []
+    pictures: list[list[Placed]] = []
+    backgrounds: list[int] = []
     for _ in range(n):
         base = training_scene(rng)
         near = [s for s in hard_negatives(base, rng).values() if not held_out(s)]
         picked = rng.permutation(len(near))[: members - 1]
         for scene in [base, *(near[i] for i in picked)]:
             try:
-                images.append(render(scene, rng))
+                pictures.append(arrange(scene, rng))
             except RuntimeError:  # no room
                 continue
             scenes.append(scene)
+            backgrounds.append(int(rng.integers(236, 256)))
             wrong = [s for s in hard_negatives(scene, rng).values() if not held_out(s)]
-            others += [wrong[i] for i in rng.permutation(len(wrong))[:2]]
-    return scenes, to_tensor(images), others
+            others += [wrong[i] for i in rng.permutation(len(wrong))[:3]]
+    return scenes, pictures, backgrounds, others
+
+
+def as_seen(placed: list[Placed]) -> list[Object]:
+    """What the oracle reads off a picture of these objects."""
+    return [Object(o.shape, o.colour, o.x, o.y, o.r**2, 1.0, (o.shape, o.colour)) for o in placed]
+
+
+def parsed(scenes: list[Scene], ids: Tensor, nouns: set[int]) -> tuple[Tensor, Tensor]:
+    """Where the nouns of captions with tokens ``ids`` are, ``(groups, 2)``, and what is asked there, ``(groups, 4)``.
+
+    Asked: count, shape, colour (0 for any) and side of the relation (0 for none), as indices.
+    """
+    places: list[tuple[int, int]] = []
+    asked: list[tuple[int, int, int, int]] = []
+    for i, scene in enumerate(scenes):
+        spots = [j for j, token in enumerate(ids[i].tolist()) if token in nouns]
+        for k, (group, spot) in enumerate(zip(scene.groups, spots, strict=True)):
+            colour = 1 + list(COLOURS).index(group.colour) if group.colour else 0
+            side = 1 + 2 * list(RELATIONS).index(scene.relation) + (k > 0) if scene.relation else 0
+            places.append((i, spot))
+            asked.append((group.count - 1, SHAPES.index(group.shape), colour, side))
+    return torch.tensor(places), torch.tensor(asked)
 
 
 def truths(captions: list[str], scenes: dict[str, Scene], seen: list[list[Object]]) -> Tensor:
@@ -217,8 +270,9 @@ def contrast(logits: Tensor, own: Tensor, true: Tensor) -> tuple[Tensor, dict[st
 
 
 def facts(seen: list[list[Object]]) -> Tensor:
-    """What the scholar is told, ``(n, kinds * (MOST + 5))``: of each kind the count as a flag, and its extent."""
+    """What the scholar is told, ``(n, FACTS)``: each kind's count and extent, each shape's count, and the total's."""
     told = torch.zeros(len(seen), len(KINDS), MOST + 5)
+    totals = torch.zeros(len(seen), len(SHAPES) + 1, TOTAL + 1)
     for i, image in enumerate(seen):
         of_kind: dict[int, list[tuple[float, float]]] = {}
         for _, (k, y, x) in objects([image]):
@@ -227,36 +281,47 @@ def facts(seen: list[list[Object]]) -> Tensor:
             told[i, k, min(MOST, len(centres))] = 1
             ys, xs = zip(*centres, strict=True)
             told[i, k, MOST + 1 :] = torch.tensor([min(ys), max(ys), min(xs), max(xs)])
-    return told.flatten(1)
+        for j, shape in enumerate(SHAPES):
+            totals[i, j, min(TOTAL, sum(o.shape == shape for o in image))] = 1
+        totals[i, -1, min(TOTAL, len(image))] = 1
+    return torch.cat([told.flatten(1), totals.flatten(1)], 1)
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=6000, study=1500, batch=16, lr=1.5e-3, log_every=50, save_every=250)
+    args = arguments(__doc__, steps=6000, study=2500, batch=16, lr=1.5e-3, log_every=50, save_every=250, start="")
     tokenizers = HERE / "checkpoints" / "tokenizer"
     write_tokenizer(tokenizers)
     tokenizer = CLIPTokenizer.from_pretrained(tokenizers)
     vocabulary = json.loads((tokenizers / "vocab.json").read_text())
+    nouns = {vocabulary[shape + end + "</w>"] for shape in SHAPES for end in ("", "s")}
     model = Trained(len(vocabulary))
+    if args.start:
+        model.look_as(HERE / args.start)
     print({k: sum(p.numel() for p in m.parameters()) for k, m in model.named_children()}, flush=True)
     mean, std = (torch.tensor(v, device=args.device)[:, None, None] for v in (MEAN, STD))
 
     def loss(step: int) -> tuple[Tensor, dict[str, float]]:
-        scenes, clean, others = families(args.seed, step, args.batch)
-        seen = read(clean)
+        studying = step < args.study
+        scenes, pictures, backgrounds, others = families(args.seed, step, args.batch)
+        seen = [as_seen(placed) for placed in pictures]
         by_caption = {str(s): s for s in [*scenes, *others]}
         captions = list(by_caption)
         own = torch.tensor([captions.index(str(s)) for s in scenes])
         true = truths(captions, by_caption, seen).to(args.device)
         ids = tokenizer(captions, padding="max_length", max_length=LENGTH, return_tensors="pt").input_ids
-        studying = step < args.study
+        places, asked = parsed(list(by_caption.values()), ids, nouns)
         with torch.set_grad_enabled(studying):
-            texts = nn.functional.normalize(model.clip.encode_text(ids.to(args.device)), dim=-1)
+            texts, said = model.texts(ids.to(args.device), places.to(args.device))
             taught = nn.functional.normalize(model.scholar(facts(seen).to(args.device)), dim=-1)
         scale = model.clip.logit_scale.exp().clamp(max=100)
         if studying:
-            return contrast(scale * taught @ texts.T, own.to(args.device), true)
+            errors = map(nn.functional.cross_entropy, said.split(ANSWERS, -1), asked.to(args.device).T)
+            grammar = torch.stack(list(errors)).mean()
+            value, parts = contrast(scale * taught @ texts.T, own.to(args.device), true)
+            return value + GRAMMAR * grammar, parts | {"grammar": grammar.item()}
         chance = torch.Generator().manual_seed(args.seed * 10**7 + step)
         share = 0.5 * min(1.0, (step - args.study) / (0.3 * (args.steps - args.study)))
+        clean = to_tensor([draw(*picture) for picture in zip(pictures, backgrounds, strict=True)])
         x = soften(clean.to(args.device), chance, share).contiguous(memory_format=torch.channels_last)
         raw, answers = model((x - mean) / std)
         images = nn.functional.normalize(raw, dim=-1)

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
     """Command-line arguments with these defaults; every script also has --seed, --device, --threads and --out."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for name, value in ({"seed": 0, "device": "cpu", "threads": 0} | defaults).items():
+    for name, value in ({"seed": 0, "device": "cpu", "threads": 0, "decay": 0.25} | defaults).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value, help=" ")
     args = parser.parse_args()
     if args.threads:
@@ -109,9 +109,9 @@ def run(
 
     for step in range(start, args.steps):
         for group in optimiser.param_groups:
-            group["lr"] = schedule(step, args.steps, args.lr)
+            group["lr"] = schedule(step, args.steps, args.lr, decay=args.decay)
         value, parts = loss(step)
-        optimiser.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         value.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         if math.isfinite(float(norm)):

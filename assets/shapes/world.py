@@ -34,7 +34,7 @@ RELATIONS = {
     "below": (1, 1),
 }  # (axis x=0 y=1, side)
 CATEGORIES = ("single", "two", "counting", "colours", "position", "attribution", "hard")
-TRAIN_SHARE = dict(zip(CATEGORIES, (0.05, 0.07, 0.12, 0.08, 0.18, 0.20, 0.30), strict=True))
+TRAIN_SHARE = dict(zip(CATEGORIES, (0.04, 0.10, 0.14, 0.07, 0.21, 0.16, 0.28), strict=True))
 GAP = 2.5  # pixels between the outlines of two objects, so that components never merge
 MARGIN = 3.0  # pixels by which a relation holds between the centres of any two objects
 
@@ -272,17 +272,25 @@ def _place(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float, f
     raise RuntimeError(f"no room for {scene}")
 
 
-def render(scene: Scene, rng: np.random.Generator) -> np.ndarray:
-    """A picture of the scene, uint8 ``(64, 64, 3)``, anti-aliased; position, size and tint are random.
+@dataclass(frozen=True)
+class Placed:
+    """One object of a picture: its kind, its centre and radius in pixels, its colour as drawn."""
 
-    Args:
-        scene: What to show. A group without a colour gets one random colour.
-        rng: The only source of randomness.
+    shape: str
+    colour: str
+    x: float
+    y: float
+    r: float
+    tint: tuple[int, ...]
+
+
+def arrange(scene: Scene, rng: np.random.Generator) -> list[Placed]:
+    """Random places, sizes and tints for the objects of a scene, in the order of its groups.
+
+    Raises:
+        RuntimeError: when there is no room for that many.
     """
-    scale = 4
-    background = int(rng.integers(236, 256))
-    canvas = Image.new("RGB", (SIZE * scale, SIZE * scale), (background,) * 3)
-    pen = ImageDraw.Draw(canvas)
+    placed = []
     spots = iter(_place(scene, rng))
     for group in scene.groups:
         colour = group.colour
@@ -290,6 +298,26 @@ def render(scene: Scene, rng: np.random.Generator) -> np.ndarray:
             colour = list(COLOURS)[rng.integers(6)]
         for _ in range(group.count):
             tint = tuple(int(np.clip(c + rng.integers(-10, 11), 0, 255)) for c in COLOURS[colour])
-            x, y, r = next(spots)
-            pen.polygon([(px * scale, py * scale) for px, py in outline(group.shape, x, y, r)], fill=tint)
+            placed.append(Placed(group.shape, colour, *next(spots), tint))
+    return placed
+
+
+def draw(placed: list[Placed], background: int) -> np.ndarray:
+    """The picture of ``placed`` objects on a grey ``background``, uint8 ``(64, 64, 3)``, anti-aliased."""
+    scale = 4
+    canvas = Image.new("RGB", (SIZE * scale, SIZE * scale), (background,) * 3)
+    pen = ImageDraw.Draw(canvas)
+    for o in placed:
+        pen.polygon([(px * scale, py * scale) for px, py in outline(o.shape, o.x, o.y, o.r)], fill=o.tint)
     return np.asarray(canvas.reduce(scale))
+
+
+def render(scene: Scene, rng: np.random.Generator) -> np.ndarray:
+    """A picture of the scene, uint8 ``(64, 64, 3)``; position, size and tint are random.
+
+    Args:
+        scene: What to show. A group without a colour gets one random colour.
+        rng: The only source of randomness.
+    """
+    background = int(rng.integers(236, 256))
+    return draw(arrange(scene, rng), background)
