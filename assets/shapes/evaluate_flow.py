@@ -4,6 +4,7 @@
 
 Writes `shapes-flow/evaluation.json` (with the defaults) and prints it. ``--direct 1`` instead calls the folder as
 `DiffusionPipeline.from_pretrained` gives it, with that pipeline's own defaults (28 steps, guidance 7, T5 padding).
+``--decided 1`` tells where on the way the picture is decided: it noises true renders to a time and solves from there.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ import torch
 
 import imgscale
 from imgscale.assets.shapes.prompts import own_seed
-from imgscale.assets.shapes.training import HERE, arguments
+from imgscale.assets.shapes.training import HERE, arguments, to_tensor
+from imgscale.assets.shapes.world import parse, render
 from imgscale.verifiers.shapes import Shapes
 
 
 def main() -> None:
-    args = arguments(__doc__, seeds=4, steps=0, guidance=0.0, limit=0, direct=0, model="shapes-flow")
+    args = arguments(__doc__, seeds=4, steps=0, guidance=0.0, limit=0, direct=0, decided=0, model="shapes-flow")
     rows = json.loads((HERE / "prompts.json").read_text())
     if args.limit:
         kinds = dict.fromkeys(row["category"] for row in rows)
         rows = [row for kind in kinds for row in [r for r in rows if r["category"] == kind][: args.limit]]
+    if args.decided:
+        decided(rows)
+        return
     hits: dict[str, list[float]] = {}
     for seed in range(args.seeds):
         for start in range(0, len(rows), 50):
@@ -72,6 +77,34 @@ def direct(texts: list[str], seed: int) -> list[float]:
     generators = [torch.Generator().manual_seed(own_seed(text, seed)) for text in texts]
     images = pipe(texts, generator=generators, output_type="pt").images
     return Shapes()(images.float(), texts).tolist()
+
+
+def decided(rows: list[dict[str, Any]], guidance: float = 3.0, steps: int = 10) -> None:
+    """Prints how often the oracle is satisfied by true renders that are noised to t, then solved in ``steps * t``."""
+    from diffusers import StableDiffusion3Pipeline
+
+    pipe = StableDiffusion3Pipeline.from_pretrained(HERE / "shapes-flow", dtype=torch.float32)
+    vae, scale, shift = pipe.vae, pipe.vae.config.scaling_factor, pipe.vae.config.shift_factor
+    texts, kinds = [row["prompt"] for row in rows], [row["category"] for row in rows]
+    rng = np.random.default_rng(0)
+    with torch.inference_mode():
+        images = to_tensor([render(parse(text), rng) for text in texts])
+        clean = (vae.encode(images * 2 - 1).latent_dist.mean - shift) * scale
+        text, nothing, pooled, pooled_nothing = pipe.encode_prompt(texts, texts, texts, max_sequence_length=1)
+        context, pooled = torch.cat([nothing, text]), torch.cat([pooled_nothing, pooled])
+        noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
+        for start in (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+            x = (1 - start) * clean + start * noise
+            times = torch.linspace(start, 0, round(steps * start) + 1).tolist()
+            for t, after in zip(times, times[1:], strict=False):
+                both = pipe.transformer(torch.cat([x, x]), context, pooled, torch.full((2 * len(x),), 1000 * t))[0]
+                without, velocity = both.chunk(2)
+                x = x + (after - t) * (without + guidance * (velocity - without))
+            right = Shapes()((vae.decode(x / scale + shift).sample / 2 + 0.5).clamp(0, 1), texts) == 1
+            by = {
+                kind: round(float(right[[k == kind for k in kinds]].float().mean()), 2) for kind in dict.fromkeys(kinds)
+            }
+            print(json.dumps({"t": start, "overall": round(float(right.float().mean()), 3), **by}), flush=True)
 
 
 _scalers: dict[str, imgscale.Scaler] = {}

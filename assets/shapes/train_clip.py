@@ -1,6 +1,6 @@
 """Trains `shapes-clip`: a small CLIP in open_clip's format, the learned verifier of the shapes world.
 
-    python -m imgscale.assets.shapes.train_clip [--device cuda] [--steps 6000] [--start shapes-clip]
+    python -m imgscale.assets.shapes.train_clip [--device cuda] [--steps 8300] [--start shapes-clip]
 
 Contrastive throughout. Every batch holds families: a scene and two scenes one mistake away, all rendered, so that there
 are hard negatives on both sides; further mistaken captions join the side of texts. Pairs that happen to be true (the
@@ -10,15 +10,15 @@ First the text tower learns against a scholar, a small network that is told what
 the tower tell at each noun, one layer before it sums up, how many of what there are and on which side of a relation:
 without it the tower doesn't bind relations. Then the text tower rests, and the image tower learns against it and to
 embed as the scholar does; linear probes make its stages tell what they see, which speeds up the start. Scholar and
-probes are not exported. More and more images, up to half, are softened the way a flow model's estimates x0 are. Writes
-`shapes-clip/`, in float16.
+probes are not exported. At last it sees more of what is hard. More and more images, up to half, are softened the way a
+flow model's estimates x0 are. Writes `shapes-clip/`, in float16.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import CLIPTokenizer
 
-from imgscale.assets.shapes.text import LENGTH, write_tokenizer
+from imgscale.assets.shapes.text import ANSWERS, LENGTH, nouns_of, parsed, parsing_loss, write_tokenizer
 from imgscale.assets.shapes.training import HERE, arguments, run, to_tensor
 from imgscale.assets.shapes.world import (
     COLOURS,
-    COUNTS,
-    RELATIONS,
     SHAPES,
     SIZE,
+    TRAIN_SHARE,
     Placed,
     Scene,
     arrange,
@@ -52,8 +51,8 @@ KINDS = [(s, c) for s in SHAPES for c in COLOURS]
 WIDTH = 20  # of the convolutions
 MOST = 5  # objects of one kind
 TOTAL = 8  # objects of one shape, or at all
+REFINED = {"counting": 0.3, "position": 0.1, "attribution": 0.1, "hard": 0.5}  # shares of what is left to learn
 FACTS = len(KINDS) * (MOST + 5) + (len(SHAPES) + 1) * (TOTAL + 1)
-ANSWERS = (len(COUNTS), len(SHAPES), len(COLOURS) + 1, 2 * len(RELATIONS) + 1)  # of the text's probe
 PROBES, ALIKE = (0.3, 0.1, 0.1, 0.1), 5.0  # weights of the probes' losses, and of likeness to the scholar
 GRAMMAR = 1.0  # weight of the text probe's
 MEAN, STD = [0.85] * 3, [0.25] * 3
@@ -102,7 +101,7 @@ class Trained(nn.Module):
         self.clip.load_state_dict(own | same)
 
     def texts(self, ids: Tensor, nouns: Tensor) -> tuple[Tensor, Tensor]:
-        """Text embeddings ``(n, d)`` of tokens ``(n, LENGTH)``, and what the probe says at ``nouns`` (caption, place)."""
+        """Text embeddings ``(n, d)`` of tokens ``(n, LENGTH)``; what the probe says at ``nouns``: (caption, place)."""
         kept: list[Tensor] = []
         block = self.clip.transformer.resblocks[-2]
         handle = block.register_forward_hook(lambda *call: kept.append(call[2]))
@@ -123,7 +122,7 @@ class Trained(nn.Module):
 
 
 def families(
-    seed: int, step: int, n: int, members: int = 3
+    seed: int, step: int, n: int, share: Mapping[str, float], members: int = 3
 ) -> tuple[list[Scene], list[list[Placed]], list[int], list[Scene]]:
     """``n`` families of training scenes, their objects and backgrounds, and more captions one mistake from them."""
     rng = np.random.default_rng((seed, step))
@@ -132,7 +131,7 @@ def families(
     pictures: list[list[Placed]] = []
     backgrounds: list[int] = []
     for _ in range(n):
-        base = training_scene(rng)
+        base = training_scene(rng, share)
         near = [s for s in hard_negatives(base, rng).values() if not held_out(s)]
         picked = rng.permutation(len(near))[: members - 1]
         for scene in [base, *(near[i] for i in picked)]:
@@ -150,23 +149,6 @@ def families(
 def as_seen(placed: list[Placed]) -> list[Object]:
     """What the oracle reads off a picture of these objects."""
     return [Object(o.shape, o.colour, o.x, o.y, o.r**2, 1.0, (o.shape, o.colour)) for o in placed]
-
-
-def parsed(scenes: list[Scene], ids: Tensor, nouns: set[int]) -> tuple[Tensor, Tensor]:
-    """Where the nouns of captions with tokens ``ids`` are, ``(groups, 2)``, and what is asked there, ``(groups, 4)``.
-
-    Asked: count, shape, colour (0 for any) and side of the relation (0 for none), as indices.
-    """
-    places: list[tuple[int, int]] = []
-    asked: list[tuple[int, int, int, int]] = []
-    for i, scene in enumerate(scenes):
-        spots = [j for j, token in enumerate(ids[i].tolist()) if token in nouns]
-        for k, (group, spot) in enumerate(zip(scene.groups, spots, strict=True)):
-            colour = 1 + list(COLOURS).index(group.colour) if group.colour else 0
-            side = 1 + 2 * list(RELATIONS).index(scene.relation) + (k > 0) if scene.relation else 0
-            places.append((i, spot))
-            asked.append((group.count - 1, SHAPES.index(group.shape), colour, side))
-    return torch.tensor(places), torch.tensor(asked)
 
 
 def truths(captions: list[str], scenes: dict[str, Scene], seen: list[list[Object]]) -> Tensor:
@@ -288,12 +270,23 @@ def facts(seen: list[list[Object]]) -> Tensor:
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=6000, study=2500, batch=16, lr=1.5e-3, log_every=50, save_every=250, start="")
+    args = arguments(
+        __doc__,
+        steps=8300,
+        study=3000,
+        refine=5800,
+        decay=0.4,
+        batch=16,
+        lr=1.5e-3,
+        log_every=50,
+        save_every=250,
+        start="",
+    )
     tokenizers = HERE / "checkpoints" / "tokenizer"
     write_tokenizer(tokenizers)
     tokenizer = CLIPTokenizer.from_pretrained(tokenizers)
     vocabulary = json.loads((tokenizers / "vocab.json").read_text())
-    nouns = {vocabulary[shape + end + "</w>"] for shape in SHAPES for end in ("", "s")}
+    nouns = nouns_of(vocabulary)
     model = Trained(len(vocabulary))
     if args.start:
         model.look_as(HERE / args.start)
@@ -302,7 +295,9 @@ def main() -> None:
 
     def loss(step: int) -> tuple[Tensor, dict[str, float]]:
         studying = step < args.study
-        scenes, pictures, backgrounds, others = families(args.seed, step, args.batch)
+        scenes, pictures, backgrounds, others = families(
+            args.seed, step, args.batch, REFINED if step >= args.refine else TRAIN_SHARE
+        )
         seen = [as_seen(placed) for placed in pictures]
         by_caption = {str(s): s for s in [*scenes, *others]}
         captions = list(by_caption)
@@ -315,14 +310,13 @@ def main() -> None:
             taught = nn.functional.normalize(model.scholar(facts(seen).to(args.device)), dim=-1)
         scale = model.clip.logit_scale.exp().clamp(max=100)
         if studying:
-            errors = map(nn.functional.cross_entropy, said.split(ANSWERS, -1), asked.to(args.device).T)
-            grammar = torch.stack(list(errors)).mean()
+            grammar = parsing_loss(said, asked.to(args.device))
             value, parts = contrast(scale * taught @ texts.T, own.to(args.device), true)
             return value + GRAMMAR * grammar, parts | {"grammar": grammar.item()}
         chance = torch.Generator().manual_seed(args.seed * 10**7 + step)
-        share = 0.5 * min(1.0, (step - args.study) / (0.3 * (args.steps - args.study)))
+        softened = 0.5 * min(1.0, (step - args.study) / (0.3 * (args.steps - args.study)))
         clean = to_tensor([draw(*picture) for picture in zip(pictures, backgrounds, strict=True)])
-        x = soften(clean.to(args.device), chance, share).contiguous(memory_format=torch.channels_last)
+        x = soften(clean.to(args.device), chance, softened).contiguous(memory_format=torch.channels_last)
         raw, answers = model((x - mean) / std)
         images = nn.functional.normalize(raw, dim=-1)
         value, parts = contrast(scale * images @ texts.T, own.to(args.device), true)
@@ -335,7 +329,7 @@ def main() -> None:
         export(model.clip, len(vocabulary))
         shutil.copy(HERE / "logs" / "shapes-clip.jsonl", FOLDER / "train.jsonl")
 
-    run(args, "shapes-clip", model, loss, finish)
+    run(args, "shapes-clip", model, loss, finish, phases=(args.study, args.refine))
 
 
 def export(clip: nn.Module, vocabulary: int) -> None:

@@ -4,16 +4,18 @@
 
 Flow matching on the autoencoder's latents (x_t = (1 - t) x0 + t eps, target eps - x0), captions dropped for
 classifier-free guidance, transformer and both CLIP text encoders trained together. Most times are drawn around .77:
-below .6 the picture is decided, and a model of this size is right there early (docs/shapes.md). A linear probe of the
-blocks in the middle names the object at each patch, so that they learn sooner what a caption's words look like (after
-REPA, Yu et al. 2024, with the renderer's truth in the place of a pretrained encoder); it isn't exported. Some steps see
-the 256 empty T5 tokens that a plain `pipe(prompt)` appends, so that the folder works with and without them.
+below .6 the picture is decided, and a model of this size is right there early (docs/shapes.md). Two linear probes speed
+up what is slow, and aren't exported: the second block tells at each noun how many of what there are and where, and the
+fourth names the object at each patch (after REPA, Yu et al. 2024, with the renderer's truth in the place of a
+pretrained encoder). Some steps see the 256 empty T5 tokens that a plain `pipe(prompt)` appends, so that the folder
+works with and without them.
 Writes `shapes-flow/`, a folder that `DiffusionPipeline.from_pretrained` loads, in float16.
 """
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +39,14 @@ from transformers import (
     T5EncoderModel,
 )
 
-from imgscale.assets.shapes.text import END, LENGTH, START, write_tokenizer
+from imgscale.assets.shapes.text import ANSWERS, END, LENGTH, START, nouns_of, parsed, parsing_loss, write_tokenizer
 from imgscale.assets.shapes.training import HERE, arguments, run, shuffled, to_tensor
-from imgscale.assets.shapes.world import COLOURS, SHAPES, SIZE, render, training_scene
+from imgscale.assets.shapes.world import COLOURS, SHAPES, SIZE, parse, render, training_scene
 from imgscale.verifiers.shapes import Object, read
 
 WIDTHS = (128, 64)  # of the two text encoders
 HEADS, LAYERS = 6, 6
-PROBED = 3  # of the blocks, the first being 0
+PROBED, PARSED = 3, 1  # the blocks, the first being 0, whose image tokens and whose text tokens are probed
 KINDS = [(s, c) for s in SHAPES for c in COLOURS]
 SETTINGS = {
     "steps": 10,
@@ -92,31 +94,34 @@ class Generator(nn.Module):
             qk_norm="rms_norm",
         )
         self.probe = nn.Linear(32 * HEADS, 2 * (len(KINDS) + 1))
-        self.seen: Tensor | None = None
-        self.transformer.transformer_blocks[PROBED].register_forward_hook(self._see)
-
-    def _see(self, block: nn.Module, given: Any, out: Any) -> None:
-        self.seen = out[1]
+        self.grammar = nn.Linear(32 * HEADS, sum(ANSWERS))
+        self._passed: dict[int, tuple[Tensor, Tensor]] = {}
+        for i in (PROBED, PARSED):  # each gives its text tokens and its image tokens
+            hook = partial(lambda i, block, given, out: self._passed.update({i: out}), i)
+            self.transformer.transformer_blocks[i].register_forward_hook(hook)
 
     def load(self, folder: Path) -> None:
-        """Takes the weights of a pipeline's folder, without its optimiser: for training on where no checkpoint is."""
+        """Takes the weights of a pipeline's folder, or a checkpoint's average, without an optimiser."""
+        if folder.suffix == ".pt":
+            self.load_state_dict(torch.load(folder, weights_only=True)["average"], strict=False)
+            return
         parts = {"transformer": self.transformer, "text_encoder": self.texts[0], "text_encoder_2": self.texts[1]}
         for name, part in parts.items():
             (file,) = (folder / name).glob("*.safetensors")
             part.load_state_dict({k: v.float() for k, v in load_file(file).items()})
 
-    def forward(self, x: Tensor, t: Tensor, tokens: Tensor, empty: int) -> tuple[Tensor, Tensor]:
-        """The velocity at ``x`` (n, 4, 16, 16) and ``t`` (n,) for captions ``tokens`` (n, 16), and the probe's answers.
+    def forward(self, x: Tensor, t: Tensor, tokens: Tensor, empty: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The velocity at ``x`` (n, 4, 16, 16) and ``t`` (n,) for captions ``tokens`` (n, 16), and the probes' answers.
 
-        The probe's are (n, 64, 2, kinds + 1): what covers the patch, and what is centred there.
+        Of patches, (n, 64, 2, kinds + 1): what covers each, and what is centred there; of tokens, (n, 16, …).
         """
         texts = [text(tokens, output_hidden_states=True) for text in self.texts]
         context = torch.cat([text.hidden_states[-2] for text in texts], -1)
         context = nn.functional.pad(context, (0, 0, 0, empty))
         pooled = torch.cat([text.text_embeds for text in texts], -1)
         velocity: Tensor = self.transformer(x, context, pooled, t * 1000, return_dict=False)[0]
-        assert self.seen is not None
-        return velocity, self.probe(self.seen).unflatten(-1, (2, -1))
+        patches = self.probe(self._passed[PROBED][1]).unflatten(-1, (2, -1))
+        return velocity, patches, self.grammar(self._passed[PARSED][0][:, : tokens.shape[1]])
 
 
 @torch.no_grad()
@@ -190,8 +195,9 @@ def main() -> None:
         shift=1.0,
         compile=0,
         focus=0.75,  # share of times from a logit-normal around .77; the others are logit-normal around .5
-        probe=0.2,  # weight of the probe's error
-        start="",  # a folder here, such as shapes-flow, whose weights to start from
+        probe=0.2,  # weight of the patches' probe
+        grammar=0.2,  # weight of the nouns'
+        start="",  # a folder here, such as shapes-flow, or a checkpoint, whose weights to start from
         long_every=24,  # steps with the empty T5 tokens of a plain call
     )
     trained = HERE / "checkpoints" / "vae"
@@ -202,7 +208,9 @@ def main() -> None:
     tokenizer = CLIPTokenizer.from_pretrained(tokenizers)
     pad = {"padding": "max_length", "max_length": LENGTH, "truncation": True, "return_tensors": "pt"}
     tokens, nothing = tokenizer(data["captions"], **pad).input_ids, tokenizer("", **pad).input_ids
-    model = Generator(json.loads((tokenizers / "vocab.json").read_text()))
+    vocabulary = json.loads((tokenizers / "vocab.json").read_text())
+    nouns = nouns_of(vocabulary)
+    model = Generator(vocabulary)
     print({k: sum(p.numel() for p in m.parameters()) for k, m in model.named_children()}, flush=True)
     if args.start:
         model.load(HERE / args.start)
@@ -225,12 +233,18 @@ def main() -> None:
         t = torch.sigmoid(torch.where(focused, 1.2 + 0.8 * normal, 1.1 * normal))
         drop = torch.rand(len(x0), generator=chance) < 0.1
         ids = torch.where(drop[:, None], nothing, tokens[index])
+        scenes = [parse(data["captions"][i]) for i in index]
+        places, asked = parsed(scenes, tokens[index], nouns)
+        told = ~drop[places[:, 0]]
+        places, asked = places[told].to(args.device), asked[told].to(args.device)
         x0, eps, t, ids, kinds = (v.to(args.device) for v in (x0, eps, t, ids, kinds))
         s = t[:, None, None, None]
-        v, answers = model((1 - s) * x0 + s * eps, t, ids, empty)
+        v, patches, words = model((1 - s) * x0 + s * eps, t, ids, empty)
         value = (v - (eps - x0)).square().mean()
-        named = nn.functional.cross_entropy(answers.movedim(-1, 1), kinds)
-        return value + args.probe * named, {"long" if empty else "loss": value.item(), "probe": named.item()}
+        named = nn.functional.cross_entropy(patches.movedim(-1, 1), kinds)
+        grammar = parsing_loss(words[places[:, 0], places[:, 1]], asked)
+        parts = {"long" if empty else "loss": value.item(), "probe": named.item(), "grammar": grammar.item()}
+        return value + args.probe * named + args.grammar * grammar, parts
 
     def finish() -> None:
         model.half().cpu()

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,13 @@ def run(
     model: nn.Module,
     loss: Callable[[int], tuple[Tensor, dict[str, float]]],
     finish: Callable[[], None],
+    phases: Sequence[int] = (),
 ) -> None:
     """Trains ``model`` by AdamW on ``loss(step)``; resumes from, and keeps, one checkpoint; then calls ``finish``.
 
     ``finish`` finds the averaged weights loaded. A run that was stopped and resumed gives the same weights as one that
-    wasn't; with ``--steps 0`` it only finishes what the checkpoint holds.
+    wasn't; with ``--steps 0`` it only finishes what the checkpoint holds. Each phase that ends at one of ``phases`` has
+    a schedule of its own.
     """
     device = torch.device(args.device)
     model.to(device)
@@ -108,8 +110,10 @@ def run(
         log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     for step in range(start, args.steps):
+        begin = max((end for end in phases if end <= step), default=0)
+        end = min((end for end in phases if end > step), default=args.steps)
         for group in optimiser.param_groups:
-            group["lr"] = schedule(step, args.steps, args.lr, decay=args.decay)
+            group["lr"] = schedule(step - begin, end - begin, args.lr, decay=args.decay)
         value, parts = loss(step)
         model.zero_grad(set_to_none=True)
         value.backward()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -182,10 +183,10 @@ def draw_scene(kind: str, rng: np.random.Generator) -> Scene:
             return scene
 
 
-def training_scene(rng: np.random.Generator) -> Scene:
-    """A random scene that training may see, categories by `TRAIN_SHARE`."""
+def training_scene(rng: np.random.Generator, share: Mapping[str, float] = TRAIN_SHARE) -> Scene:
+    """A random scene that training may see, categories by ``share``."""
     while True:
-        scene = draw_scene(str(rng.choice(CATEGORIES, p=list(TRAIN_SHARE.values()))), rng)
+        scene = draw_scene(str(rng.choice(list(share), p=list(share.values()))), rng)
         if not held_out(scene):
             return scene
 
