@@ -24,15 +24,15 @@ from imgscale.assets.shapes.prompts import own_seed
 Row = dict[str, Any]
 
 
-def prompts(name: str, categories: list[str], limit: int) -> list[Row]:
-    """The rows of a fixed list; at most ``limit`` of each category, from its start."""
+def prompts(name: str, categories: list[str], limit: int, every: int = 1) -> list[Row]:
+    """The rows of a fixed list: of each category the first of ``every`` so many, and at most ``limit`` of these."""
     file = resources.files("imgscale.assets") / "shapes" / f"{name}.json"
     rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))
     by: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if not categories or row["category"] in categories:
             by[row["category"]].append(row)
-    return [row for group in by.values() for row in group[: limit or None]]
+    return [row for group in by.values() for row in group[::every][: limit or None]]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     done = {key(row) for row in read(out)}
     scaler = imgscale.load(args.model, max_batch=args.max_batch)
-    todo = prompts(args.prompts, args.categories, args.limit)
+    todo = prompts(args.prompts, args.categories, args.limit, args.every)
     jobs = [("plain", 0, "shapes")] if args.plain else []
     jobs += list(itertools.product(args.searchers, args.budgets, args.verifiers))
     for seed, (searcher, budget, verifier) in itertools.product(range(args.seed, args.seed + args.seeds), jobs):
@@ -167,6 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", default="prompts", help="prompts or prompts-tuning")
     parser.add_argument("--categories", nargs="*", default=[], help="all if none is named")
     parser.add_argument("--limit", type=int, default=0, help="prompts per category; 0 for all")
+    parser.add_argument("--every", type=int, default=1, help="take one prompt of so many, in every category alike")
     parser.add_argument("--searchers", nargs="*", default=["best-of-n", "rbf"])
     parser.add_argument("--budgets", nargs="*", type=int, default=[50, 100, 200])
     parser.add_argument("--verifiers", nargs="*", default=["clip", "shapes"])

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from imgscale.assets.shapes.world import (
     Placed,
     Scene,
     arrange,
+    category,
     draw,
     hard_negatives,
     held_out,
@@ -94,7 +96,10 @@ class Trained(nn.Module):
         self.grammar = nn.Linear(cfg["text_cfg"]["width"], sum(ANSWERS))
 
     def look_as(self, folder: Path) -> None:
-        """Takes the image tower of a trained folder, but for a last layer of another width."""
+        """Takes a checkpoint's average, or the image tower of a folder, but for a last layer of another width."""
+        if folder.suffix == ".pt":
+            self.load_state_dict(torch.load(folder, weights_only=True)["average"])
+            return
         saved = load_file(folder / "open_clip_model.safetensors")
         own = self.clip.state_dict()
         same = {k: v.float() for k, v in saved.items() if k.startswith("visual.") and v.shape == own[k].shape}
@@ -131,7 +136,7 @@ def families(
     pictures: list[list[Placed]] = []
     backgrounds: list[int] = []
     for _ in range(n):
-        base = training_scene(rng, share)
+        base = varied(training_scene(rng, share), rng)
         near = [s for s in hard_negatives(base, rng).values() if not held_out(s)]
         picked = rng.permutation(len(near))[: members - 1]
         for scene in [base, *(near[i] for i in picked)]:
@@ -144,6 +149,23 @@ def families(
             wrong = [s for s in hard_negatives(scene, rng).values() if not held_out(s)]
             others += [wrong[i] for i in rng.permutation(len(wrong))[:3]]
     return scenes, pictures, backgrounds, others
+
+
+def varied(scene: Scene, rng: np.random.Generator) -> Scene:
+    """In half of the cases a caption of a sort that the prompts don't have: coloured counts, counts without colours.
+
+    There are but 16 captions such as "five stars", too few to learn from that five and stars are two things.
+    """
+    first = scene.groups[0]
+    if rng.random() < 0.5 and category(scene) == "counting":
+        return _unless_held_out(Scene((replace(first, colour=list(COLOURS)[rng.integers(6)]),)), scene)
+    if rng.random() < 0.5 and category(scene) == "hard" and len({g.shape for g in scene.groups}) == len(scene.groups):
+        return _unless_held_out(Scene(tuple(replace(g, colour=None) for g in scene.groups), scene.relation), scene)
+    return scene
+
+
+def _unless_held_out(scene: Scene, other: Scene) -> Scene:
+    return other if held_out(scene) else scene
 
 
 def as_seen(placed: list[Placed]) -> list[Object]:
