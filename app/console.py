@@ -45,10 +45,12 @@ class Interrupt:
 
     Attributes:
         asked: Whether it was asked to stop.
+        by: What asked.
     """
 
     def __init__(self) -> None:
         self.asked = False
+        self.by = "Ctrl-C"
 
     def __enter__(self) -> Interrupt:
         self._old: dict[int, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
@@ -67,9 +69,11 @@ class Interrupt:
 
     def _first(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        if number == signal.SIGTERM:
+            self.by = "SIGTERM"
         self._restore()
         # Not print: the signal may have come in the middle of one.
-        os.write(2, b"\nimgscale: stopping; the best so far will be written (Ctrl-C again drops it).\n")
+        os.write(2, b"\nimgscale: stopping; the best so far will be written (once more drops it).\n")
 
 
 class Live:

@@ -55,7 +55,7 @@ def generate(job: Job, out: Path, *, as_json: bool = False, quiet: bool = False)
         complain(event)
     if output.stopped == "cancelled":
         kept = "the best so far" if output.finished else "a preview, since no image was finished yet,"
-        complain(f"stopped by Ctrl-C after {output.nfe} NFE; {kept} is in {str(paths['image'])!r}.")
+        complain(f"stopped by {interrupt.by} after {output.nfe} NFE; {kept} is in {str(paths['image'])!r}.")
         return CANCELLED
     return 0
 

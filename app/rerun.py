@@ -79,7 +79,7 @@ def rerun(
         output = job.run(scaler, interrupt, quiet, lambda progress: _stop_again(record, progress))
         path = outputs.save_image(output, folder, f"{picture.stem}-rerun")
     if interrupt.asked and output.stopped == "cancelled":
-        complain(f"stopped by Ctrl-C after {output.nfe} of {record.nfe} NFE, so there is nothing to compare.")
+        complain(f"stopped by {interrupt.by} after {output.nfe} of {record.nfe} NFE, so there is nothing to compare.")
         return CANCELLED
     found = difference(before, output.images[0])
     changed = _changed(record, png.Record.of(output))
