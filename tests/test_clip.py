@@ -265,7 +265,7 @@ def test_the_bundled_model_judges_scenes_it_never_saw(bundled: Clip) -> None:
         result = shares(bundled, scenes=20, seed=99)
     recorded = json.loads((Path(str(bundled._weights)).parent / "evaluation.json").read_text())["clean"]["overall"]
     for side in ("text", "image"):  # as good as the evaluation beside the weights says, within sampling error
-        assert abs(result["overall"][side] - recorded[side]) < 0.04, result
+        assert recorded[side] >= 0.95 and abs(result["overall"][side] - recorded[side]) < 0.03, result
     assert sum(c["trials"] for c in result["by_category"].values()) > 300
 
 
