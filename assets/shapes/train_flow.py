@@ -1,6 +1,6 @@
 """Trains `shapes-flow`: a small Stable Diffusion 3 (MMDiT, rectified flow) with its own text encoders and tokenizers.
 
-    python -m imgscale.assets.shapes.train_flow [--device cuda] [--steps 5000] [--compile 1]
+    python -m imgscale.assets.shapes.train_flow [--device cuda] [--steps 9000] [--compile 1]
 
 Flow matching on the autoencoder's latents (x_t = (1 - t) x0 + t eps, target eps - x0), captions dropped for
 classifier-free guidance, transformer and both CLIP text encoders trained together. Most times are drawn around .77:
@@ -186,7 +186,7 @@ def no_t5() -> dict[str, Any]:
 def main() -> None:
     args = arguments(
         __doc__,
-        steps=5000,
+        steps=9000,
         batch=64,
         lr=1e-3,
         pool=60000,
