@@ -481,13 +481,13 @@ def test_on_the_vp_path_the_model_is_asked_at_equal_log_snr(steps: int) -> None:
 
 
 def test_defaults_by_what_the_model_is() -> None:
-    """Ordinary: its own path, the first 40%, one start. Distilled flow: VP, everything, half a chain of starts."""
+    """Ordinary: its own path, the first half, one start. Distilled flow: VP, everything, half a chain of starts."""
     world = Watched()
-    run(world, new(world, "rbf", budget=50, steps=10, verifier=Scripted([0.0])))
+    run(world, new(world, "rbf", budget=33, steps=10, verifier=Scripted([0.0])))
     at = Counter(round(t, 6) for call in world.places for t, _ in call)
     assert at[1.0] == 1 and set(at) == {round(t / 10, 6) for t in range(1, 11)}
     searched = [k / 10 for k in range(1, 11) if at[k / 10] > 1]
-    assert searched == [0.6, 0.7, 0.8, 0.9], "4 of 9 transitions, which is 40% rounded up"
+    assert searched == [0.5, 0.6, 0.7, 0.8, 0.9], "5 of 9 transitions, which is half rounded up"
 
     world = Watched()
     run(world, new(world, "rbf", budget=50, distilled=True, verifier=Scripted([0.0])))
