@@ -18,7 +18,7 @@ from imgscale.paths import VP, Linear
 from imgscale.problem import Problem, Verb
 from imgscale.registry import searcher
 
-BATCH = 32  # starts that are drawn at once: enough to fill a batch, few enough to heed a deadline
+BATCH = 32  # starts or draws of all chains in one request: enough to fill a batch, few enough to heed a deadline
 
 
 @dataclass
@@ -121,12 +121,13 @@ def _search_transition(
         chain.drawn = []
     waiting = list(chains)
     while waiting:
-        sizes = [min(draws, chain.quotas.left(stage)) for chain in waiting]
-        firsts = [sum(map(len, chain.drawn)) for chain in waiting]
-        children = join([c.at.branch(n, first) for c, n, first in zip(waiting, sizes, firsts, strict=True)])
+        asked = waiting[: max(1, BATCH // draws)]
+        sizes = [min(draws, chain.quotas.left(stage)) for chain in asked]
+        firsts = [sum(map(len, chain.drawn)) for chain in asked]
+        children = join([c.at.branch(n, first) for c, n, first in zip(asked, sizes, firsts, strict=True)])
         children, scores = yield from problem.score((yield from problem.denoise(children, stage + 1, kernel)))
         ends = np.cumsum(sizes)
-        for chain, n, end in zip(list(waiting), sizes, ends, strict=True):
+        for chain, n, end in zip(asked, sizes, ends, strict=True):
             chain.quotas.charge(stage, n)
             mine, rewards = children[end - n : end], scores[end - n : end]
             chain.drawn.append(mine)

@@ -524,10 +524,10 @@ def test_a_preview_at_the_ceiling_is_no_answer_yet() -> None:
 
 def test_reports_hear_of_new_bests_only_and_never_steer() -> None:
     world = Watched()
-    alone = run(world, new(world, "rbf", budget=120))
+    alone = run(world, new(world, "best-of-n", budget=120, batch=2))
     held_out = Reward(lambda images, prompts: -near_one(images, prompts), name="held-out")
     world = Watched()
-    search = run(world, new(world, "rbf", budget=120, reports=[held_out]))
+    search = run(world, new(world, "best-of-n", budget=120, batch=2, reports=[held_out]))
     assert search.best is not None and alone.best is not None
     assert torch.equal(search.best.latents, alone.best.latents) and search.meter.ledger.nfe == alone.meter.ledger.nfe
     bests = {point.score for point in search.trace}
