@@ -1,8 +1,8 @@
 """How often a search satisfies the prompt, by the held-out oracle: plain, best-of-n and rbf at several budgets.
 
 Every prompt of the list is run once per seed, from starting noises of its own (the same for every search, so that they
-are compared in pairs); nothing is selected afterwards. Rows are kept as they come
-(`--out`, JSON lines), so that a stopped run goes on where it was; `--report` prints the tables of what is there.
+are compared in pairs); nothing is selected afterwards. Rows are kept as they come (`--out`, JSON lines), so that a
+stopped run goes on where it was; `--report` prints the tables of what is there.
 """
 
 from __future__ import annotations
@@ -162,12 +162,20 @@ def _gain_text(a: list[Row], b: list[Row]) -> str:
     return f"{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"can't be {text!r}; give a whole number from 1, such as 4")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="shapes-flow")
     parser.add_argument("--prompts", default="prompts", help="prompts or prompts-tuning")
     parser.add_argument("--categories", nargs="*", default=[], help="all if none is named")
     parser.add_argument("--limit", type=int, default=0, help="prompts per category; 0 for all")
-    parser.add_argument("--every", type=int, default=1, help="take one prompt of so many, in every category alike")
+    parser.add_argument(
+        "--every", type=_positive, default=1, help="take one prompt of so many, in every category alike"
+    )
     parser.add_argument("--searchers", nargs="*", default=["best-of-n", "rbf"])
     parser.add_argument("--budgets", nargs="*", type=int, default=[50, 100, 200])
     parser.add_argument("--verifiers", nargs="*", default=["clip", "shapes"])

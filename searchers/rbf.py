@@ -59,7 +59,7 @@ def rbf(
         starts: Starting noises to choose from, per chain. 1 by default on an ordinary model, where x0 at t = 1 is the
             same for all; half of the chain's budget on a distilled one, as the paper's code has it.
         explore: Share of the transitions that is searched; the rest is solved. All of them by default on a distilled
-            model, the first 40% on an ordinary one, since they decide the layout.
+            model, the first half on an ordinary one, since they decide the picture.
         path: The path to walk: the model's own (with its own grid), or linear or vp with ``steps`` transitions at the
             paper's times. By default vp on a distilled flow model and own otherwise.
         steps: Transitions on the linear or vp path.

@@ -15,10 +15,10 @@ from transformers import CLIPTokenizer
 
 from imgscale.assets.shapes import training
 from imgscale.assets.shapes.text import ANSWERS, LENGTH, nouns_of, parsed, parsing_loss, write_tokenizer
-from imgscale.assets.shapes.train_clip import KINDS, as_seen, facts
+from imgscale.assets.shapes.train_clip import as_seen, facts
 from imgscale.assets.shapes.train_flow import labels
 from imgscale.assets.shapes.training import run, schedule, to_tensor
-from imgscale.assets.shapes.world import COLOURS, SHAPES, arrange, draw, parse, render, training_scene
+from imgscale.assets.shapes.world import COLOURS, KINDS, SHAPES, arrange, draw, parse, render, training_scene
 from imgscale.verifiers.shapes import judge, read
 
 

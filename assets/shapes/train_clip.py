@@ -34,6 +34,7 @@ from imgscale.assets.shapes.text import ANSWERS, LENGTH, nouns_of, parsed, parsi
 from imgscale.assets.shapes.training import HERE, arguments, run, to_tensor
 from imgscale.assets.shapes.world import (
     COLOURS,
+    KINDS,
     SHAPES,
     SIZE,
     TRAIN_SHARE,
@@ -49,7 +50,6 @@ from imgscale.assets.shapes.world import (
 from imgscale.verifiers.shapes import Object, judge
 
 FOLDER = HERE / "shapes-clip"
-KINDS = [(s, c) for s in SHAPES for c in COLOURS]
 WIDTH = 20  # of the convolutions
 MOST = 5  # objects of one kind
 TOTAL = 8  # objects of one shape, or at all
@@ -95,7 +95,7 @@ class Trained(nn.Module):
         self.scholar = nn.Sequential(nn.Linear(FACTS, 768), nn.GELU(), nn.Linear(768, cfg["embed_dim"]))
         self.grammar = nn.Linear(cfg["text_cfg"]["width"], sum(ANSWERS))
 
-    def look_as(self, folder: Path) -> None:
+    def load(self, folder: Path) -> None:
         """Takes a checkpoint's average, or the image tower of a folder, but for a last layer of another width."""
         if folder.suffix == ".pt":
             self.load_state_dict(torch.load(folder, weights_only=True)["average"])
@@ -311,7 +311,7 @@ def main() -> None:
     nouns = nouns_of(vocabulary)
     model = Trained(len(vocabulary))
     if args.start:
-        model.look_as(HERE / args.start)
+        model.load(HERE / args.start)
     print({k: sum(p.numel() for p in m.parameters()) for k, m in model.named_children()}, flush=True)
     mean, std = (torch.tensor(v, device=args.device)[:, None, None] for v in (MEAN, STD))
 

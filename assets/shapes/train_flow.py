@@ -41,13 +41,12 @@ from transformers import (
 
 from imgscale.assets.shapes.text import ANSWERS, END, LENGTH, START, nouns_of, parsed, parsing_loss, write_tokenizer
 from imgscale.assets.shapes.training import HERE, arguments, run, shuffled, to_tensor
-from imgscale.assets.shapes.world import COLOURS, SHAPES, SIZE, parse, render, training_scene
+from imgscale.assets.shapes.world import KINDS, SIZE, parse, render, training_scene
 from imgscale.verifiers.shapes import Object, read
 
 WIDTHS = (128, 64)  # of the two text encoders
 HEADS, LAYERS = 6, 6
 PROBED, PARSED = 3, 1  # the blocks, the first being 0, whose image tokens and whose text tokens are probed
-KINDS = [(s, c) for s in SHAPES for c in COLOURS]
 SETTINGS = {
     "steps": 10,
     "guidance_scale": 3.0,

@@ -27,6 +27,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "orange": (240, 120, 20),
 }
 SHAPES = ("circle", "square", "triangle", "star")
+KINDS = [(shape, colour) for shape in SHAPES for colour in COLOURS]
 COUNTS = {1: "a", 2: "two", 3: "three", 4: "four", 5: "five"}
 RELATIONS = {
     "left of": (0, -1),
