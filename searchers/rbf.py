@@ -179,5 +179,6 @@ def _check(kernel: Kernel, explore: float, chain_nfe: int, starts: int | None, d
         raise UserError(f"rbf needs noise to choose from, and the kernel {kernel} has none; take ddim(1) or sde.")
     if not 0 < explore <= 1:
         raise UserError(f"rbf's explore can't be {explore}; give a share above 0 and up to 1.")
-    if chain_nfe < 1 or draws < 1 or (starts is not None and starts < 1):
-        raise UserError(f"rbf's chain_nfe ({chain_nfe}), starts ({starts}) and draws ({draws}) must be at least 1.")
+    for name, value in (("chain_nfe", chain_nfe), ("starts", starts), ("draws", draws)):
+        if value is not None and value < 1:
+            raise UserError(f"rbf's {name} can't be {value}; it must be at least 1.")
