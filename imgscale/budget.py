@@ -22,6 +22,7 @@ class Budget:
         nfe: Model evaluations, one per image and step (with classifier-free guidance the two passes count as one).
         verifier_calls: Images scored by the steering verifier.
         decodes: Latents decoded to images.
+        gradients: Images whose reward is differentiated; they count as decoded and scored, too.
         seconds: Wall time, checked at every engine step.
 
     Raises:
@@ -31,6 +32,7 @@ class Budget:
     nfe: int | None = None
     verifier_calls: int | None = None
     decodes: int | None = None
+    gradients: int | None = None
     seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -63,6 +65,7 @@ class Ledger:
         verifier_calls: Images scored by the steering verifier.
         report_calls: Images scored by the verifiers that only report.
         decodes: Latents decoded to images.
+        gradients: Images whose reward was differentiated.
         seconds: Wall time since the search began. Searches that share batches share this time.
     """
 
@@ -70,6 +73,7 @@ class Ledger:
     verifier_calls: int = 0
     report_calls: int = 0
     decodes: int = 0
+    gradients: int = 0
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, float]:

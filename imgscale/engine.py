@@ -9,15 +9,17 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from imgscale.budget import BudgetSpent, Meter
+from imgscale.kernels import ODE
+from imgscale.particles import Particles
 from imgscale.paths import convert
-from imgscale.problem import Predict, Problem, Request, Score, Verb
+from imgscale.problem import Gradient, Predict, Problem, Request, Score, Slope, Verb
 from imgscale.result import Candidate, TracePoint
 
 if TYPE_CHECKING:
@@ -108,7 +110,7 @@ class Search:
             if inspect.isgenerator(request):
                 self.steps.close()
                 raise TypeError(f"A searcher yielded {request.__qualname__}(…); write 'yield from' before it.")
-            if not isinstance(request, Predict | Score):
+            if not isinstance(request, Predict | Score | Gradient):
                 self.steps.close()
                 raise TypeError(f"A searcher yielded {request!r}, which is no request of imgscale.problem.")
             self._request = request
@@ -130,10 +132,9 @@ class Search:
 
     # ---------------------------------------------------------------------------------------- the engine's side
 
-    def settle(self, images: Tensor, scores: Tensor, request: Score) -> None:
+    def settle(self, images: Tensor, scores: Tensor, particles: Particles) -> None:
         """Takes note of scored images: the best so far, the trace, the end of what can't get better."""
         self._request = None
-        particles = request.particles
         if particles.finished:
             self.problem.done = True
             i = int(scores.argmax())
@@ -175,7 +176,17 @@ class Search:
         return left
 
 
-def judge(verifier: Verifier, images: Tensor, prompts: list[str], notice: Callable[[str], None]) -> Tensor:
+def _notices(members: Sequence[Search]) -> Callable[[str], None]:
+    def notice(text: str) -> None:
+        for search in members:
+            search.notice(text)
+
+    return notice
+
+
+def judge(
+    verifier: Verifier, images: Tensor, prompts: list[str], notice: Callable[[str], None], detach: bool = True
+) -> Tensor:
     """One batched verifier call: float64 (n,) on the CPU, −inf where it gave no number, NaN where it failed."""
     from imgscale.errors import UserError
 
@@ -190,7 +201,7 @@ def judge(verifier: Verifier, images: Tensor, prompts: list[str], notice: Callab
             raise
         notice(f"The verifier {verifier.name} failed and cost its candidates −inf: {error!r}.")
         return torch.full((len(images),), math.nan, dtype=torch.float64)
-    scores = scores.detach().to("cpu", torch.float64)
+    scores = (scores.detach() if detach else scores).to("cpu", torch.float64)
     if bool(scores.isnan().any()):
         notice(f"The verifier {verifier.name} gave NaN, which counts as −inf.")
     return scores.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
@@ -207,6 +218,7 @@ class Engine:
     def __init__(self, denoiser: Denoiser, max_batch: int = 32) -> None:
         self.denoiser = denoiser
         self.max_batch = max_batch
+        self.gradient_batch = max(1, max_batch // 4)  # activations are kept; halved by itself, too
 
     def prime(self, searches: Sequence[Search]) -> None:
         """Brings new searches to their first requests: what a searcher refuses, it refuses before anything is spent."""
@@ -238,6 +250,7 @@ class Engine:
                         search.rounds += not search.stopped
                     self._predict([s for s in active if isinstance(s._request, Predict)])
                     self._score([s for s in active if isinstance(s._request, Score)])
+                    self._differentiate([s for s in active if isinstance(s._request, Gradient)])
                     if tick:
                         tick(searches)
                 for search in searches:
@@ -277,10 +290,7 @@ class Engine:
             if not len(request.x):
                 self._answer(search, request.x)
                 continue
-            try:
-                search.meter.require(nfe=len(request.x))
-            except BudgetSpent:
-                search.end("budget")
+            if not self._afford(search, nfe=len(request.x)):
                 continue
             search.meter.charge(nfe=len(request.x))
             x, t = convert(request.x, request.t, request.path, own)
@@ -319,15 +329,19 @@ class Engine:
             n = len(request.particles)
             if not n:
                 self._answer(search, torch.zeros(0, dtype=torch.float64))
-                continue
-            try:
-                search.meter.require(verifier_calls=n, decodes=n)
-            except BudgetSpent:
-                search.end("budget")
-                continue
-            groups.setdefault((search.problem.cond.key, id(search.verifier)), []).append(search)
+            elif self._afford(search, verifier_calls=n, decodes=n):
+                groups.setdefault((search.problem.cond.key, id(search.verifier)), []).append(search)
         for members in groups.values():
             self._score_group(members)
+
+    def _afford(self, search: Search, **amounts: int) -> bool:
+        """Ends a search whose request doesn't fit into its budget."""
+        try:
+            search.meter.require(**amounts)
+        except BudgetSpent:
+            search.end("budget")
+            return False
+        return True
 
     def _score_group(self, members: list[Search]) -> None:
         requests = [s._request for s in members if isinstance(s._request, Score)]
@@ -342,10 +356,7 @@ class Engine:
         finite = sound & images.flatten(1).isfinite().all(1)
         images = torch.where(finite.reshape(-1, 1, 1, 1), images, 0.0)  # one NaN must not spoil a verifier's batch
         prompts = [s.problem.cond.prompt for s, n in zip(members, counts, strict=True) for _ in range(n)]
-
-        def notice(text: str) -> None:
-            for search in members:
-                search.notice(text)
+        notice = _notices(members)
 
         def work(a: int, b: int) -> Tensor:
             return judge(members[0].verifier, images[a:b], prompts[a:b], notice)
@@ -357,17 +368,105 @@ class Engine:
             members, requests, *(rows.split(counts) for rows in (scores, images, finite, failed)), strict=True
         ):
             search.meter.charge(verifier_calls=len(part), decodes=len(part))
-            if not bool(good.all()):
-                search.notice("Some latents or images weren't finite; they count as −inf.")
-            search._heard |= bool(part.isfinite().any())
-            search._unheard += bool(lost.all())
-            search.settle(pictures, part, request)
-            if search.stopped and not search._closing:
-                continue
-            if not search._heard and search._unheard >= PATIENCE:
-                search.end("verifier")
-            else:
-                search.advance(part)
+            self._settle(search, request.particles, pictures, part, good, lost, part)
+
+    def _settle(
+        self,
+        search: Search,
+        particles: Particles,
+        images: Tensor,
+        scores: Tensor,
+        good: Tensor,
+        lost: Tensor,
+        answer: Any,
+    ) -> None:
+        """Takes rewards of one search's images: ``good`` ones were finite, ``lost`` ones had a failing verifier."""
+        if not bool(good.all()):
+            search.notice("Some latents or images weren't finite; they count as −inf.")
+        search._heard |= bool(scores.isfinite().any())
+        search._unheard += bool(lost.all())
+        search.settle(images, scores, particles)
+        if search.stopped and not search._closing:
+            return
+        if not search._heard and search._unheard >= PATIENCE:
+            search.end("verifier")
+        else:
+            search.advance(answer)
+
+    # -------------------------------------------------------------------------------------------- gradients
+
+    def _differentiate(self, searches: Sequence[Search]) -> None:
+        groups: dict[Hashable, list[Search]] = {}
+        for search in searches:
+            request = search._request
+            assert isinstance(request, Gradient)
+            n, particles = len(request.particles), request.particles
+            amounts = {"nfe": n * request.nfe, "verifier_calls": n, "decodes": n, "gradients": n}
+            if self._afford(search, **amounts):
+                search.meter.charge(**amounts)
+                place = (particles.schedule, particles.step, request.to)
+                groups.setdefault((search.problem.cond.key, id(search.verifier), place), []).append(search)
+        for members in groups.values():
+            self._differentiate_group(members)
+
+    def _differentiate_group(self, members: list[Search]) -> None:
+        requests = [s._request for s in members if isinstance(s._request, Gradient)]
+        counts = [len(r.particles) for r in requests]
+        first = requests[0]
+        x = torch.cat([r.particles.x0 if first.to is None else r.particles.x for r in requests])
+        cond = _stack([s.problem.cond for s in members], counts)
+        prompts = [s.problem.cond.prompt for s, n in zip(members, counts, strict=True) for _ in range(n)]
+        verifier, notice = members[0].verifier, _notices(members)
+
+        def work(a: int, b: int) -> tuple[Tensor, ...]:
+            part = cond.at(range(a, b))
+            with torch.inference_mode(False), torch.enable_grad():
+                leaf = x[a:b].clone().requires_grad_()
+                end, x0 = (leaf, leaf) if first.to is None else self._solve(leaf, first, part)
+                images = self.denoiser.decode(x0, part)
+                scores = judge(verifier, images, prompts[a:b], notice, detach=False)
+                gradient = torch.zeros_like(leaf)
+                if scores.requires_grad:
+                    sound = scores.isfinite()
+                    (gradient,) = torch.autograd.grad(scores[sound].sum(), leaf) if bool(sound.any()) else (gradient,)
+            return end.detach(), x0.detach(), images.detach(), scores.detach(), gradient
+
+        rows = [torch.cat(parts) for parts in zip(*self._in_batches(len(x), work, "gradient_batch"), strict=True)]
+        end, x0, images, scores, gradient = rows
+        failed = scores.isnan()
+        good = x0.flatten(1).isfinite().all(1) & images.flatten(1).isfinite().all(1)
+        scores[failed | ~good.cpu()] = -math.inf
+        if not bool(gradient.isfinite().all()):
+            notice("Some gradients weren't finite; they count as 0.")
+        sloping = gradient.flatten(1).isfinite().all(1).reshape(-1, *[1] * (x.ndim - 1))
+        gradient = torch.where(sloping, gradient, 0.0)
+        for search, request, *parts in zip(
+            members,
+            requests,
+            *(rows.split(counts) for rows in (end, x0, images, scores, gradient, good, failed)),
+            strict=True,
+        ):
+            x_end, x0_end, pictures, rewards, slope, sound, lost = parts
+            there = request.particles.step if request.to is None else request.to
+            particles = replace(request.particles, step=there, x=x_end, x0=x0_end)
+            self._settle(search, particles, pictures, rewards, sound, lost, Slope(x_end, x0_end, rewards, slope))
+
+    def _solve(self, x: Tensor, request: Gradient, cond: Condition) -> tuple[Tensor, Tensor]:
+        """x and x0 where the ODE from x leads, with their graph."""
+        assert request.to is not None
+        schedule, own, ode = request.particles.schedule, self.denoiser.path, ODE()
+
+        def predict(x: Tensor, t: float) -> Tensor:
+            moved, time = convert(x, t, schedule.path, own)
+            return self.denoiser.predict(moved, float(time), cond)
+
+        start = max(request.particles.step, 0)
+        x0 = predict(x, schedule.times[start])
+        for step in range(start, request.to):
+            t, t_next = schedule.times[step : step + 2]
+            x = ode(schedule.path, t, t_next, x, x0)
+            x0 = x if t_next == 0 else predict(x, t_next)
+        return x, x0
 
     def decode(self, x0: Tensor, conds: Sequence[Condition], counts: Sequence[int]) -> Tensor:
         """Images float32 (n, 3, h, w) of latents; ``counts[i]`` rows belong to ``conds[i]``."""
@@ -393,12 +492,12 @@ class Engine:
 
     # -------------------------------------------------------------------------------------------- micro-batches
 
-    def _in_batches(self, n: int, work: Callable[[int, int], T]) -> list[T]:
+    def _in_batches(self, n: int, work: Callable[[int, int], T], size: str = "max_batch") -> list[T]:
         """``work(a, b)`` on equal slices of range(n), halved when memory runs out."""
         done: list[T] = []
         a = 0
         while a < n:
-            rounds = math.ceil((n - a) / self.max_batch)
+            rounds = math.ceil((n - a) / getattr(self, size))
             b = a + math.ceil((n - a) / rounds)
             try:
                 done.append(work(a, b))
@@ -406,7 +505,7 @@ class Engine:
             except RuntimeError as error:
                 if b - a == 1 or not _is_out_of_memory(error):
                     raise
-                self.max_batch = (b - a) // 2
+                setattr(self, size, (b - a) // 2)
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
         return done

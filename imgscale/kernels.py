@@ -8,6 +8,7 @@ eps = (x - alpha x0) / sigma, a kernel is just the three weights of
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +76,21 @@ class Kernel(ABC):
     @abstractmethod
     def stochastic(self) -> bool:
         """Whether two steps from one place can differ: what a search over transitions needs."""
+
+    @property
+    def evaluations(self) -> int:
+        """Model evaluations within one transition, besides the one at its end."""
+        return 0
+
+    def walk(
+        self, path: Path, t: float, t_next: float, x: Tensor, x0: Tensor, noise: Tensor | None = None
+    ) -> Generator[tuple[Tensor, float], Tensor, Tensor]:
+        """One step as a generator, for kernels that ask the model on their way: yields (x, t), is sent x0 there.
+
+        As `__call__`, with one time for the whole batch; returns x at t_next.
+        """
+        return self(path, t, t_next, x, x0, noise)
+        yield  # a generator that asks nothing
 
     @abstractmethod
     def weights(self, path: Path, t: Tensor, t_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:

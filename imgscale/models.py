@@ -29,6 +29,7 @@ class ModelSettings:
         distilled: Whether it is a few-step model, whose x0 is sharp from the start.
         clip: What `verifier="clip"` means for this model: an open_clip folder or "model/pretrained", or a bundled CLIP.
         defaults: Further arguments of every pipeline call.
+        usefulness: By verifier, what draws at each transition of a sample are worth (see `imgscale profile`).
         summary: One line for lists.
     """
 
@@ -37,6 +38,7 @@ class ModelSettings:
     distilled: bool = False
     clip: str = "ViT-B-32/laion2b_s34b_b79k"
     defaults: dict[str, Any] = field(default_factory=dict)
+    usefulness: dict[str, list[float]] = field(default_factory=dict)
     summary: str = ""
 
     @classmethod
@@ -75,6 +77,10 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "distilled": ("true or false", lambda v: isinstance(v, bool)),
     "clip": ("a text", lambda v: isinstance(v, str) and bool(v)),
     "defaults": ("an object", lambda v: isinstance(v, dict)),
+    "usefulness": (
+        "an object of lists of numbers, by verifier",
+        lambda v: isinstance(v, dict) and all(isinstance(w, list) and all(map(_number, w)) for w in v.values()),
+    ),
     "summary": ("a text", lambda v: isinstance(v, str)),
 }
 

@@ -42,7 +42,8 @@ class Particles:
 
     Args:
         schedule: Where they travel.
-        step: In [0, schedule.steps]; they are at ``schedule.times[step]``.
+        step: In [0, schedule.steps]; they are at ``schedule.times[step]``. -1 is pure noise at ``times[0]``, whose x0
+            nobody has asked the model for.
         x: float32 (n, *latent), the noisy latents.
         x0: float32 (n, *latent), Tweedie's estimate of the data, which previews and verifiers see.
         keys: int64 (n,), from which the noise of the next transitions derives.
@@ -76,7 +77,7 @@ class Particles:
 
     @property
     def time(self) -> float:
-        return self.schedule.times[self.step]
+        return self.schedule.times[max(self.step, 0)]
 
     @property
     def finished(self) -> bool:

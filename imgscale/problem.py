@@ -6,13 +6,16 @@ Every verb is a generator: searchers use ``yield from``. A verb that doesn't fit
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
+from imgscale import kernels
 from imgscale.budget import BudgetSpent, Meter
+from imgscale.errors import UserError
 from imgscale.kernels import ODE, Kernel
 from imgscale.keys import fold, normal, root
 from imgscale.particles import Particles, Schedule
@@ -38,10 +41,57 @@ class Score:
     particles: Particles
 
 
-Request = Predict | Score
+@dataclass(frozen=True)
+class Gradient:
+    """Request: the reward's gradient in the particles' x, through model, decoder and verifier.
+
+    The model is evaluated (again) at x and the ODE solved to step ``to``; the reward is of the x0 there. With ``to``
+    None it is the gradient in x0, which needs no model.
+    """
+
+    particles: Particles
+    to: int | None
+
+    @property
+    def nfe(self) -> int:
+        """Model evaluations per particle."""
+        if self.to is None:
+            return 0
+        step = self.particles.step
+        return self.particles.schedule.nfe(step, self.to) + (step >= 0)
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The answer to `Gradient`.
+
+    Args:
+        x: float32 (n, *latent) at step ``to``.
+        x0: The same for x0, of which the reward is.
+        scores: float64 (n,), −inf where there is no number.
+        gradient: float32 (n, *latent), 0 where it isn't finite.
+    """
+
+    x: Tensor
+    x0: Tensor
+    scores: Tensor
+    gradient: Tensor
+
+
+Request = Predict | Score | Gradient
 Verb = Generator[Request, Any, Any]
 
 NOISE = -1  # folded into a key before the step: no child and no starting noise has this number
+RENOISE = -2  # the same for going back
+
+
+class Guide(Protocol):
+    """What bends the transitions of another searcher, by the reward's gradient for example."""
+
+    def __call__(
+        self, problem: Problem, particles: Particles, kernel: Kernel, noise: Tensor | None
+    ) -> Generator[Request, Any, Tensor]:
+        """x of the particles at their next step. The noise is that of the kernel; None where it draws none."""
 
 
 class Problem:
@@ -55,6 +105,9 @@ class Problem:
         meter: What may still be spent.
         distilled: Whether the model is a few-step one, whose x0 is sharp from the start.
         ceiling: The verifier's highest possible score, or None.
+        differentiable: Whether the verifier has gradients.
+        guide: Bends every transition that a searcher takes by a kernel of its own; ordinary samples stay as they are.
+        usefulness: What draws at each transition of an ordinary sample are worth, if that was measured.
 
     Attributes:
         schedule: The model's own path and time grid.
@@ -73,6 +126,9 @@ class Problem:
         meter: Meter,
         distilled: bool = False,
         ceiling: float | None = None,
+        differentiable: bool = False,
+        guide: Guide | None = None,
+        usefulness: Sequence[float] = (),
     ) -> None:
         self._denoiser = denoiser
         self.cond = cond
@@ -80,6 +136,9 @@ class Problem:
         self.seed = seed
         self.distilled = distilled
         self.ceiling = ceiling
+        self.differentiable = differentiable
+        self.guide = guide
+        self.usefulness = usefulness
         self.schedule = Schedule(denoiser.path, tuple(denoiser.grid(steps, cond).tolist()))
         self.kernel: Kernel = ODE()
         self.incumbent: Particles | None = None
@@ -110,41 +169,87 @@ class Problem:
 
     # -------------------------------------------------------------------------------------------------- verbs
 
+    def prior(self, n: int, schedule: Schedule | None = None) -> Particles:
+        """``n`` fresh starting noises: particles at step -1, where the model hasn't looked at them yet.
+
+        Their x may be replaced, by other noise of scale 1. Costs nothing.
+        """
+        keys = root(self.seed, self._drawn + n)[self._drawn :]
+        self._drawn += n
+        # Prior noise has scale 1 on every path; only a path that starts elsewhere than at t = 1 needs another.
+        x = self._denoiser.prior(keys, self.cond)
+        return Particles(schedule or self.schedule, -1, x, torch.zeros_like(x), keys, keys)
+
     def start(self, n: int, schedule: Schedule | None = None) -> Generator[Request, Any, Particles]:
         """``n`` fresh particles at step 0, with their x0."""
         schedule = schedule or self.schedule
         self._admit(n, schedule.nfe(-1, 0), schedule, 0)
-        keys = root(self.seed, self._drawn + n)[self._drawn :]
-        self._drawn += n
-        x = self._denoiser.prior(keys, self.cond)
-        # Prior noise has scale 1 on every path; only a path that starts elsewhere than at t = 1 needs another.
-        x0 = yield Predict(x, schedule.times[0], schedule.path)
-        return self._follow(Particles(schedule, 0, x, x0, keys, keys))
+        return (yield from self.denoise(self.prior(n, schedule), to=0))
 
     def denoise(
         self, particles: Particles, to: int | None = None, kernel: Kernel | None = None
     ) -> Generator[Request, Any, Particles]:
         """Moves particles to step ``to`` (the end if None) by the kernel (the model's own ODE if None)."""
-        schedule, kernel = particles.schedule, kernel or self.kernel
+        schedule = particles.schedule
+        guide = None if kernel is None else self.guide
+        kernel = kernel or self.kernel
         to = schedule.steps if to is None else to
-        self._admit(len(particles), schedule.nfe(particles.step, to), schedule, to)
+        self._admit(len(particles), self.cost(schedule, particles.step, to, kernel), schedule, to)
         while particles.step < to:
-            t, t_next = particles.time, schedule.times[particles.step + 1]
-            noise = None
-            if kernel.stochastic and t_next > 0:
-                noise = normal(fold(particles.keys, NOISE, particles.step + 1), tuple(particles.x.shape[1:]))
-                noise = noise.to(particles.x.device, non_blocking=True)
-            x = kernel(schedule.path, t, t_next, particles.x, particles.x0, noise)
+            step, x = particles.step + 1, particles.x
+            t_next = schedule.times[step]
+            if step > 0:
+                if guide is not None:
+                    self._admit(len(particles), self.cost(schedule, step - 1, step, kernel), schedule, step)
+                x = yield from self._move(particles, kernel, guide)
             x0 = x if t_next == 0 else (yield Predict(x, t_next, schedule.path))
-            particles = replace(particles, step=particles.step + 1, x=x, x0=x0, scores=None)
+            particles = replace(particles, step=step, x=x, x0=x0, scores=None)
             self._follow(particles)
         return particles
+
+    def _move(self, particles: Particles, kernel: Kernel, guide: Guide | None) -> Generator[Request, Any, Tensor]:
+        """x at the next step."""
+        schedule, t, t_next = particles.schedule, particles.time, particles.schedule.times[particles.step + 1]
+        noise = None
+        if kernel.stochastic and t_next > 0:
+            noise = normal(fold(particles.keys, NOISE, particles.step + 1), tuple(particles.x.shape[1:]))
+            noise = noise.to(particles.x.device, non_blocking=True)
+        if guide is not None:
+            return (yield from guide(self, particles, kernel, noise))
+        return (yield from self.transition(kernel, schedule.path, t, t_next, particles.x, particles.x0, noise))
+
+    def transition(
+        self, kernel: Kernel, path: Path, t: float, t_next: float, x: Tensor, x0: Tensor, noise: Tensor | None
+    ) -> Generator[Request, Any, Tensor]:
+        """x at ``t_next`` by the kernel, which may ask the model on its way. For guides; searchers `denoise`."""
+        walk = kernel.walk(path, t, t_next, x, x0, noise)
+        try:
+            place, time = next(walk)
+            while True:
+                place, time = walk.send((yield Predict(place, time, path)))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def renoise(
+        self, particles: Particles, to: int, schedule: Schedule | None = None
+    ) -> Generator[Request, Any, Particles]:
+        """Takes particles back to step ``to``, of another schedule if one is given, by forward noising.
+
+        The noise follows from their keys, and they get new ones: `branch` those that are to go back several ways.
+        """
+        schedule = schedule or particles.schedule
+        self._admit(len(particles), 1, schedule, to)
+        x, t = convert(particles.x, particles.time, particles.schedule.path, schedule.path)
+        keys = fold(particles.keys, RENOISE, to)
+        noise = normal(fold(keys, NOISE, to), tuple(x.shape[1:])).to(x.device, non_blocking=True)
+        x = kernels.renoise(schedule.path, t, schedule.times[to], x, noise)
+        x0 = yield Predict(x, schedule.times[to], schedule.path)
+        return self._follow(replace(particles, schedule=schedule, step=to, x=x, x0=x0, keys=keys, scores=None))
 
     def sample(self, n: int) -> Generator[Request, Any, Particles]:
         """``n`` fresh finished samples, as the pipeline itself makes them."""
         self._admit(n, self.sample_nfe, self.schedule, self.schedule.steps)
-        particles = yield from self.start(n)
-        return (yield from self.denoise(particles))
+        return (yield from self.denoise(self.prior(n)))
 
     def finish(self, particles: Particles) -> Generator[Request, Any, Particles]:
         """Solves particles to the end by the model's own ODE, from wherever they are."""
@@ -166,6 +271,68 @@ class Problem:
         self._follow(particles)
         return particles, scores
 
+    def gradient(self, particles: Particles) -> Generator[Request, Any, Tensor]:
+        """d r(x0(x)) / dx of unfinished particles, through the model: float32 like x.
+
+        One more evaluation, decode and verifier call for each different x, so that children of one parent cost one.
+
+        Raises:
+            UserError: The verifier has no gradients.
+        """
+        self.check_differentiable()
+        rows, first = torch.unique(particles.x.flatten(1), dim=0, return_inverse=True)
+        leaders = torch.stack([(first == i).nonzero()[0, 0] for i in range(len(rows))])
+        parents = particles[leaders]
+        self._admit(len(parents), 1, particles.schedule, particles.step)
+        slope = yield from self._slope(Gradient(parents, particles.step))
+        return slope.gradient[first.to(slope.gradient.device)]
+
+    def gradient_x0(self, particles: Particles) -> Generator[Request, Any, tuple[Tensor, Tensor]]:
+        """d r(x0) / dx0, float32 like x0, and the rewards, float64 (n,). No model evaluation.
+
+        Raises:
+            UserError: The verifier has no gradients.
+        """
+        self.check_differentiable()
+        slope = yield from self._slope(Gradient(particles, None))
+        return slope.gradient, slope.scores
+
+    def solve_with_gradient(self, particles: Particles) -> Generator[Request, Any, tuple[Particles, Tensor]]:
+        """Finishes and scores particles by the ODE, and differentiates through all of it.
+
+        Memory grows with the steps that are left, since the activations of all are kept.
+
+        Returns:
+            The finished and scored particles, and d r / dx at the place where they came from, float32 like x.
+
+        Raises:
+            UserError: The verifier has no gradients.
+        """
+        self.check_differentiable()
+        schedule = particles.schedule
+        request = Gradient(particles, schedule.steps)
+        self._admit(len(particles), request.nfe, schedule, schedule.steps)
+        slope = yield from self._slope(request)
+        ends = replace(particles, step=schedule.steps, x=slope.x, x0=slope.x0, scores=slope.scores)
+        return ends, slope.gradient
+
+    def check_differentiable(self) -> None:
+        """Raises:
+        UserError: The verifier has no gradients.
+        """
+        if not self.differentiable:
+            raise UserError(
+                "This search follows the reward's gradient, and the verifier has none; take one that has (such as clip)"
+                " or a search without gradients (such as rbf)."
+            )
+
+    def _slope(self, request: Gradient) -> Generator[Request, Any, Slope]:
+        n = len(request.particles)
+        reserve = int(not self.done and (request.to is None or request.particles.schedule.times[request.to] > 0))
+        self.meter.require(verifier_calls=n + reserve, decodes=n + reserve, gradients=n)
+        slope: Slope = yield request
+        return slope
+
     def on_own_path(self, particles: Particles) -> Particles:
         """The same particles on the model's own path, at equal log-SNR, with the rest of its own grid before them."""
         own = self.schedule
@@ -176,6 +343,11 @@ class Problem:
         return replace(particles, schedule=Schedule(own.path, times), step=0, x=x)
 
     # ------------------------------------------------------------------------------- always leaving an answer
+
+    def cost(self, schedule: Schedule, start: int, stop: int, kernel: Kernel | None = None) -> int:
+        """Model evaluations that one particle needs from step ``start`` (done) to ``stop`` by a kernel."""
+        moves = sum(t > 0 for t in schedule.times[max(start, 0) + 1 : stop + 1])
+        return schedule.nfe(start, stop) + moves * (kernel or self.kernel).evaluations
 
     def finishing_nfe(self, particles: Particles) -> int:
         """Model evaluations that one of these particles needs to become an image."""

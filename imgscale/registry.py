@@ -105,6 +105,10 @@ class Registry:
         entry = self[name]
         return entry, entry.check({**written, **(options or {})})
 
+    def __contains__(self, name: object) -> bool:
+        self._discover()
+        return name in self._entries
+
     def _discover(self) -> None:
         if not self._imported:
             package = importlib.import_module(self._package)
@@ -114,6 +118,7 @@ class Registry:
 
 
 searcher = Registry("searcher", "imgscale.searchers")
+guide = Registry("guide", "imgscale.searchers")
 verifier = Registry("verifier", "imgscale.verifiers")
 
 
@@ -137,12 +142,33 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     return match[1], options
 
 
-def _split(text: str) -> list[str]:
-    """Splits at commas outside parentheses."""
+def compose(spec: str) -> tuple[str, str | None]:
+    """Splits ``"rbf+dps(scale=2)"`` or ``"bfs(local, width=4)"`` into the searcher and the guide of its transitions.
+
+    Raises:
+        UserError: There are two guides.
+    """
+    base, *guides = _split(spec, "+")
+    if inside := re.fullmatch(r"\s*([\w.-]+)\s*\((.*)\)\s*", base, re.DOTALL):
+        parts = _split(inside[2])
+        named = [part for part in parts if _is_option(part)]
+        guides = [part for part in parts if not _is_option(part)] + guides
+        base = f"{inside[1]}({','.join(named)})" if named else inside[1]
+    if len(guides) > 1:
+        raise UserError(f"{spec!r} has {len(guides)} guides ({', '.join(g.strip() for g in guides)}); give one.")
+    return base.strip(), guides[0].strip() if guides else None
+
+
+def _is_option(part: str) -> bool:
+    return part.partition("=")[0].strip().isidentifier() and "=" in part
+
+
+def _split(text: str, at: str = ",") -> list[str]:
+    """Splits at commas, or another character, outside parentheses."""
     parts, depth, start = [], 0, 0
     for i, char in enumerate(text):
         depth += (char == "(") - (char == ")")
-        if char == "," and depth == 0:
+        if char == at and depth == 0:
             parts.append(text[start:i])
             start = i + 1
     return [part for part in [*parts, text[start:]] if part.strip()]

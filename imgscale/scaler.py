@@ -15,7 +15,7 @@ from imgscale.budget import Budget, Meter
 from imgscale.engine import Engine, Search, Verifier
 from imgscale.errors import UserError
 from imgscale.models import ModelSettings, load_pipeline
-from imgscale.problem import Problem, Verb
+from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Scaler:
         negative_prompt: str | None = None,
         *,
         searcher: str | Searcher = "rbf",
+        guide: str | Guide | None = None,
         verifier: VerifierLike = "clip",
         report: Sequence[VerifierLike] = (),
         budget: int | Budget = 200,
@@ -118,7 +119,9 @@ class Scaler:
         Args:
             prompt: What to draw. Several prompts are searched side by side and share batches.
             negative_prompt: What guidance steers away from.
-            searcher: A name, a name with options such as "rbf(explore=0.5)", or a searcher function.
+            searcher: A name, a name with options such as "rbf(explore=0.5)", or a searcher function. A name may bring
+                its guide: "rbf+dps(scale=2)" or "bfs(local, width=4)".
+            guide: Bends the searcher's transitions: a name, a name with options, or a `Guide`.
             verifier: Steers the search: a name, a name with options, a verifier, or any function of images
                 (n, 3, h, w) in [0, 1] and n prompts to n scores.
             report: Verifiers that score the best images and never steer: the held-out judges.
@@ -149,7 +152,11 @@ class Scaler:
                 raise UserError(f"The prompt can't be {text!r}; write what the image should show.")
         seeds = _seeds(seed, prompt, len(prompts))
         limits = Budget.of(budget)
+        searcher, bend = registry.compose(searcher) if isinstance(searcher, str) else (searcher, None)
         name, make, searcher_options = _searcher(searcher, options)
+        guide_name, guided = _guide(bend if guide is None else guide)
+        if bend is not None and guide is not None:
+            raise UserError(f"There can't be two guides, {bend!r} in the searcher's name and guide={guide!r}.")
         judge = self.verifier(verifier)
         reports = _distinct(judge, [self.verifier(spec) for spec in report])
 
@@ -175,6 +182,9 @@ class Scaler:
                 meter=Meter(budget),
                 distilled=self.settings.distilled,
                 ceiling=judge.range[1] if judge.range else None,
+                differentiable=judge.differentiable,
+                guide=guided,
+                usefulness=self.settings.usefulness.get(verifier, ()) if isinstance(verifier, str) else (),
             )
             _check_budget(budget, problem.sample_nfe)
             return Search(problem, make(problem), judge, reports)
@@ -200,6 +210,7 @@ class Scaler:
             "negative_prompt": negative_prompt,
             "searcher": name,
             "options": searcher_options,
+            "guide": guide_name,
             "verifier": verifier if isinstance(verifier, str) else judge.name,
             "report": [v if isinstance(v, str) else self.verifier(v).name for v in report],
             "verifiers": {v.name: v.identity() for v in (judge, *reports)},
@@ -333,6 +344,14 @@ def _searcher(spec: str | Searcher, options: Mapping[str, Any] | None) -> tuple[
     else:
         raise UserError(f"The searcher can't be {spec!r}; give a name or a generator function (problem, rng).")
     return entry.name, entry.target, checked
+
+
+def _guide(spec: str | Guide | None) -> tuple[str | None, Guide | None]:
+    """What records call a guide, and the guide."""
+    if spec is None or not isinstance(spec, str):
+        return None if spec is None else str(spec), spec
+    entry, options = registry.guide.resolve(spec)
+    return spec, entry.target(**options)
 
 
 class _Function:
