@@ -35,6 +35,11 @@ class Schedule:
         """Model evaluations that one particle needs from step ``start`` (done) to step ``stop``."""
         return sum(t > 0 for t in self.times[start + 1 : stop + 1])
 
+    def between(self, high: float, low: float) -> Schedule:
+        """From one time of the path to a lower one, by way of this schedule's own times in between."""
+        inner = (t for t in self.times if low + 1e-6 < t < high - 1e-6)
+        return Schedule(self.path, (high, *inner, low))
+
 
 @dataclass(frozen=True)
 class Particles:
@@ -95,6 +100,11 @@ class Particles:
         number = torch.arange(first, first + n).repeat(len(self))
         children = self[index]
         return replace(children, keys=fold(children.keys, self.step, number))
+
+    def top(self, n: int) -> Particles:
+        """The ``n`` with the highest scores, best first; of equals the first. They must have been scored."""
+        assert self.scores is not None
+        return self[self.scores.argsort(descending=True, stable=True)[:n]]
 
 
 def _rows(index: int | Sequence[int] | Tensor) -> Tensor:

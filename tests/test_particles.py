@@ -49,6 +49,14 @@ def test_a_schedule_counts_evaluations() -> None:
     assert open_ended.nfe(0, 1) == 1
 
 
+def test_a_schedule_between_two_times() -> None:
+    schedule = Schedule(Linear(), (1.0, 0.7, 0.5, 0.3, 0.0))
+    assert schedule.between(0.89, 0.08) == Schedule(Linear(), (0.89, 0.7, 0.5, 0.3, 0.08))
+    assert schedule.between(1.0, 0.3) == Schedule(Linear(), (1.0, 0.7, 0.5, 0.3)), "its own times are not doubled"
+    assert schedule.between(0.6, 0.0) == Schedule(Linear(), (0.6, 0.5, 0.3, 0.0))
+    assert schedule.between(0.2, 0.1).steps == 1
+
+
 def test_where_particles_are() -> None:
     assert [some(step=k).time for k in range(4)] == list(GRID)
     assert [some(step=k).finished for k in range(4)] == [False, False, False, True]
@@ -80,6 +88,12 @@ def test_indexing_keeps_everything_together(index: int, expected: list[int], sco
     assert which(chosen) == expected and len(chosen) == len(expected)
     assert (chosen.scores is not None) == scored
     assert chosen.step == 1 and chosen.schedule == some().schedule
+
+
+def test_the_best_come_first_and_of_equals_the_first() -> None:
+    tied = replace(some(5), scores=torch.tensor([0.5, -torch.inf, 0.9, 0.5, 0.9], dtype=torch.float64))
+    assert [tied.top(n).x[:, 0, 0].long().tolist() for n in (1, 3, 9)] == [[2], [2, 4, 0], [2, 4, 0, 3, 1]]
+    assert tied.top(2).scores is not None and which(replace(tied.top(5), scores=None)) == [2, 4, 0, 3, 1]
 
 
 def test_an_index_out_of_range() -> None:
