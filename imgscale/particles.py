@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -89,17 +91,18 @@ class Particles:
         """Whether x is data."""
         return self.time == 0
 
-    def branch(self, n: int, first: int = 0) -> Particles:
+    def branch(self, n: int | npt.NDArray[np.int64], first: int = 0) -> Particles:
         """``n`` children of each particle, in order, with keys of their own.
 
         Args:
-            n: Children per particle.
+            n: Children per particle; or a count for each, int64 (len(self),), as resampling gives them.
             first: The number of the first child. Children of one parent with different numbers draw different noise.
         """
-        index = torch.arange(len(self)).repeat_interleave(n)
-        number = torch.arange(first, first + n).repeat(len(self))
-        children = self[index]
-        return replace(children, keys=fold(children.keys, self.step, number))
+        counts = np.broadcast_to(np.asarray(n), len(self))
+        index = np.repeat(np.arange(len(self)), counts)
+        number = first + np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
+        children = self[torch.from_numpy(index)]
+        return replace(children, keys=fold(children.keys, self.step, torch.from_numpy(number)))
 
     def top(self, n: int) -> Particles:
         """The ``n`` with the highest scores, best first; of equals the first. They must have been scored."""

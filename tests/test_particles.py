@@ -118,6 +118,16 @@ def test_children_of_different_numbers_never_share_a_key() -> None:
     assert torch.equal(together, apart)
 
 
+@pytest.mark.parametrize("counts", [[2, 0, 3, 1], [0, 0, 4, 0], [0, 0, 0, 0]])
+def test_children_by_counts_are_the_first_children_of_each(counts: list[int]) -> None:
+    parents = some(4)
+    children = parents.branch(np.array(counts), first=2)
+    expected = [p for p, n in enumerate(counts) for _ in range(n)]
+    assert which(children) == expected
+    alone = [parents[p].branch(n, first=2).keys for p, n in enumerate(counts)]
+    assert torch.equal(children.keys, torch.cat(alone))
+
+
 def test_children_depend_on_the_step() -> None:
     assert set(some(step=1).branch(8).keys.tolist()).isdisjoint(some(step=2).branch(8).keys.tolist())
 
