@@ -16,7 +16,7 @@ class BudgetSpent(Exception):
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of one search; None is no limit. At least one must be set.
+    """Limits of one search; None is no limit. At least one other than gradients must be set.
 
     Args:
         nfe: Model evaluations, one per image and step (with classifier-free guidance the two passes count as one).
@@ -47,7 +47,8 @@ class Budget:
                     f"The budget's {f.name} can't be {value!r}; give a positive {'whole ' * whole}number, such as"
                     f" {'200' if whole else '30'}."
                 )
-        if all(getattr(self, f.name) is None for f in fields(self)):
+        # Gradients alone would never end a search that takes none.
+        if all(getattr(self, f.name) is None for f in fields(self) if f.name != "gradients"):
             raise UserError("A budget needs a limit; give a number of model evaluations, such as budget=200.")
 
     @classmethod

@@ -302,7 +302,7 @@ class Engine:
             for (search, _, _), answer in zip(members, x0.split([len(x) for _, x, _ in members]), strict=True):
                 self._answer(search, answer)
 
-    def _answer(self, search: Search, answer: Tensor) -> None:
+    def _answer(self, search: Search, answer: Tensor | Slope) -> None:
         search._request = None
         search.advance(answer)
 
@@ -401,6 +401,9 @@ class Engine:
             request = search._request
             assert isinstance(request, Gradient)
             n, particles = len(request.particles), request.particles
+            if not n:
+                self._answer(search, Slope(particles.x, particles.x0, torch.zeros(0, dtype=torch.float64), particles.x))
+                continue
             amounts = {"nfe": n * request.nfe, "verifier_calls": n, "decodes": n, "gradients": n}
             if self._afford(search, **amounts):
                 search.meter.charge(**amounts)
@@ -424,11 +427,12 @@ class Engine:
                 leaf = x[a:b].clone().requires_grad_()
                 end, x0 = (leaf, leaf) if first.to is None else self._solve(leaf, first, part)
                 images = self.denoiser.decode(x0, part)
-                scores = judge(verifier, images, prompts[a:b], notice, detach=False)
+                sound = (x0.flatten(1).isfinite().all(1) & images.flatten(1).isfinite().all(1)).reshape(-1, 1, 1, 1)
+                # As in _score_group: one NaN must not spoil a verifier's batch.
+                scores = judge(verifier, torch.where(sound, images, 0.0), prompts[a:b], notice, detach=False)
                 gradient = torch.zeros_like(leaf)
                 if scores.requires_grad:
-                    sound = scores.isfinite()
-                    (gradient,) = torch.autograd.grad(scores[sound].sum(), leaf) if bool(sound.any()) else (gradient,)
+                    (gradient,) = torch.autograd.grad(scores[scores.isfinite()].sum(), leaf)
             return end.detach(), x0.detach(), images.detach(), scores.detach(), gradient
 
         rows = [torch.cat(parts) for parts in zip(*self._in_batches(len(x), work, "gradient_batch"), strict=True)]

@@ -53,6 +53,7 @@ class Limits(_Strict):
     nfe: Limit = None
     verifier_calls: Limit = None
     decodes: Limit = None
+    gradients: Limit = None
     seconds: Annotated[float, Field(gt=0)] | None = None
 
 
@@ -69,6 +70,7 @@ class Record(_Strict):
     model: Name
     searcher: Name
     options: Annotated[dict[Name, Scalar], Field(max_length=100)] = {}
+    guide: Name | None = None
     verifier: Name
     report: Annotated[list[Name], Field(max_length=100)] = []
     budget: Limits
@@ -130,6 +132,11 @@ def _without_folders(value: Any) -> Any:
     return f"…/{Path(value).name}" if isinstance(value, str) and Path(value).is_absolute() else value
 
 
+def with_guide(searcher: str, guide: str | None) -> str:
+    """How users write a searcher with its guide."""
+    return searcher if guide is None else f"{searcher}+{guide}"
+
+
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v if isinstance(v, bool | int | float | str | None) else str(v) for k, v in values.items()}
 
@@ -151,7 +158,9 @@ def parameters(record: Record, searched: bool = True) -> str:
         "Version": f"imgscale {record.imgscale}",
     }
     searching = {
-        "Searcher": _quoted(" ".join([record.searcher, *(f"{k}={v}" for k, v in record.options.items())])),
+        "Searcher": _quoted(
+            " ".join([with_guide(record.searcher, record.guide), *(f"{k}={v}" for k, v in record.options.items())])
+        ),
         "Verifier": _quoted(record.verifier),
         "NFE": record.nfe,
         "Scores": _quoted(", ".join(f"{k} {v:.4f}" for k, v in record.scores.items() if v is not None)),

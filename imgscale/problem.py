@@ -5,6 +5,7 @@ Every verb is a generator: searchers use ``yield from``. A verb that doesn't fit
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -57,8 +58,7 @@ class Gradient:
         """Model evaluations per particle."""
         if self.to is None:
             return 0
-        step = self.particles.step
-        return self.particles.schedule.nfe(step, self.to) + (step >= 0)
+        return 1 + self.particles.schedule.nfe(max(self.particles.step, 0), self.to)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,11 @@ RENOISE = -2  # the same for going back
 
 
 class Guide(Protocol):
-    """What bends the transitions of another searcher, by the reward's gradient for example."""
+    """What bends the transitions of another searcher, by the reward's gradient for example.
+
+    One that takes the gradient at every place has an attribute ``slopes = True``: where the model hasn't been asked
+    yet, x0 and gradient then come of one evaluation.
+    """
 
     def __call__(
         self, problem: Problem, particles: Particles, kernel: Kernel, noise: Tensor | None
@@ -139,11 +143,12 @@ class Problem:
         self.differentiable = differentiable
         self.guide = guide
         self.usefulness = usefulness
-        self.schedule = Schedule(denoiser.path, tuple(denoiser.grid(steps, cond).tolist()))
+        self.schedule = self.grid(steps)
         self.kernel: Kernel = ODE()
         self.incumbent: Particles | None = None
         self.done = False
         self._drawn = 0
+        self._slopes: tuple[tuple[Schedule, int], dict[bytes, Tensor]] = (self.schedule, 0), {}
 
     # ------------------------------------------------------------------------------------------- what is left
 
@@ -162,10 +167,20 @@ class Problem:
         """Images that may still be decoded and scored; infinite when only something else is limited."""
         return min(self.meter.left("verifier_calls"), self.meter.left("decodes"))
 
-    def affordable(self, nfe: int, at_most: int = 64) -> int:
-        """How many particles that cost ``nfe`` each still fit: the way to size a last batch."""
-        evaluated = math.inf if self.left == math.inf else self.left // max(nfe, 1)
-        return int(min(at_most, evaluated, self.scores_left))
+    def affordable(self, nfe: int, at_most: int = 64, gradients: int = 0) -> int:
+        """How many particles still fit: the way to size a last batch.
+
+        Args:
+            nfe: Model evaluations of one of them.
+            at_most: The largest answer.
+            gradients: Gradients of one of them, besides the score of its image.
+        """
+        fits = [at_most, _quotient(self.left, nfe), _quotient(self.scores_left, gradients + 1)]
+        return int(min(*fits, _quotient(self.meter.left("gradients"), gradients)))
+
+    def grid(self, steps: int) -> Schedule:
+        """The model's own path with its grid of so many transitions."""
+        return Schedule(self._denoiser.path, tuple(self._denoiser.grid(steps, self.cond).tolist()))
 
     # -------------------------------------------------------------------------------------------------- verbs
 
@@ -187,25 +202,43 @@ class Problem:
         return (yield from self.denoise(self.prior(n, schedule), to=0))
 
     def denoise(
-        self, particles: Particles, to: int | None = None, kernel: Kernel | None = None
+        self,
+        particles: Particles,
+        to: int | None = None,
+        kernel: Kernel | None = None,
+        guide: Guide | None = None,
     ) -> Generator[Request, Any, Particles]:
-        """Moves particles to step ``to`` (the end if None) by the kernel (the model's own ODE if None)."""
+        """Moves particles to step ``to`` (the end if None) by the kernel (the model's own ODE if None).
+
+        A kernel's transitions are bent by the guide; by the problem's if None.
+        """
         schedule = particles.schedule
-        guide = None if kernel is None else self.guide
+        guide = guide or (None if kernel is None else self.guide)
         kernel = kernel or self.kernel
         to = schedule.steps if to is None else to
         self._admit(len(particles), self.cost(schedule, particles.step, to, kernel), schedule, to)
         while particles.step < to:
             step, x = particles.step + 1, particles.x
-            t_next = schedule.times[step]
             if step > 0:
-                if guide is not None:
-                    self._admit(len(particles), self.cost(schedule, step - 1, step, kernel), schedule, step)
                 x = yield from self._move(particles, kernel, guide)
-            x0 = x if t_next == 0 else (yield Predict(x, t_next, schedule.path))
-            particles = replace(particles, step=step, x=x, x0=x0, scores=None)
+            particles = replace(particles, step=step, x=x, x0=x, scores=None)
+            if not particles.finished:
+                sloped = step < to and getattr(guide, "slopes", False)
+                particles = yield from (self._look_with_gradient(particles) if sloped else self._look(particles))
             self._follow(particles)
         return particles
+
+    def _look(self, particles: Particles) -> Generator[Request, Any, Particles]:
+        """Asks the model for x0."""
+        x0 = yield Predict(particles.x, particles.time, particles.schedule.path)
+        return replace(particles, x0=x0)
+
+    def _look_with_gradient(self, particles: Particles) -> Generator[Request, Any, Particles]:
+        """The same, and remembers the gradient that will be asked for next."""
+        self.check_differentiable()
+        slope = yield from self._slope(Gradient(particles, particles.step))
+        self._remember(particles, dict(zip(_fingerprints(particles.x), slope.gradient, strict=True)))
+        return replace(particles, x0=slope.x0, scores=slope.scores)
 
     def _move(self, particles: Particles, kernel: Kernel, guide: Guide | None) -> Generator[Request, Any, Tensor]:
         """x at the next step."""
@@ -219,14 +252,27 @@ class Problem:
         return (yield from self.transition(kernel, schedule.path, t, t_next, particles.x, particles.x0, noise))
 
     def transition(
-        self, kernel: Kernel, path: Path, t: float, t_next: float, x: Tensor, x0: Tensor, noise: Tensor | None
+        self,
+        kernel: Kernel,
+        path: Path,
+        t: float,
+        t_next: float,
+        x: Tensor,
+        x0: Tensor,
+        noise: Tensor | None,
+        shift: Tensor | float = 0.0,
     ) -> Generator[Request, Any, Tensor]:
-        """x at ``t_next`` by the kernel, which may ask the model on its way. For guides; searchers `denoise`."""
-        walk = kernel.walk(path, t, t_next, x, x0, noise)
+        """x at ``t_next`` by the kernel, which may ask the model on its way. For guides; searchers `denoise`.
+
+        The shift is added to x0, and to every other x0 that the kernel asks for.
+        """
+        # A guide may have spent what was admitted before.
+        self._admit(len(x), kernel.evaluations * (t_next > 0) + (t_next > 0), Schedule(path, (t_next,)), 0)
+        walk = kernel.walk(path, t, t_next, x, x0 + shift, noise)
         try:
             place, time = next(walk)
             while True:
-                place, time = walk.send((yield Predict(place, time, path)))
+                place, time = walk.send((yield Predict(place, time, path)) + shift)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
@@ -274,18 +320,29 @@ class Problem:
     def gradient(self, particles: Particles) -> Generator[Request, Any, Tensor]:
         """d r(x0(x)) / dx of unfinished particles, through the model: float32 like x.
 
-        One more evaluation, decode and verifier call for each different x, so that children of one parent cost one.
+        One more evaluation, decode and verifier call for each different x, so that children of one parent cost one;
+        none where it was asked for at this place before.
 
         Raises:
             UserError: The verifier has no gradients.
         """
         self.check_differentiable()
-        rows, first = torch.unique(particles.x.flatten(1), dim=0, return_inverse=True)
-        leaders = torch.stack([(first == i).nonzero()[0, 0] for i in range(len(rows))])
-        parents = particles[leaders]
-        self._admit(len(parents), 1, particles.schedule, particles.step)
-        slope = yield from self._slope(Gradient(parents, particles.step))
-        return slope.gradient[first.to(slope.gradient.device)]
+        names = _fingerprints(particles.x)
+        place, known = self._slopes
+        if place != (particles.schedule, particles.step):
+            known = {}
+        first = {name: i for i, name in reversed([*enumerate(names)]) if name not in known}
+        if leaders := sorted(first.values()):
+            self._admit(len(leaders), 1, particles.schedule, max(particles.step, 0))
+            slope = yield from self._slope(Gradient(particles[leaders], max(particles.step, 0)))
+            known = known | {names[i]: row for i, row in zip(leaders, slope.gradient, strict=True)}
+            if particles.step >= 0:
+                self._follow(particles)  # what was the incumbent may have become too dear
+        self._remember(particles, known)
+        return torch.stack([known[name] for name in names]) if names else particles.x
+
+    def _remember(self, particles: Particles, slopes: dict[bytes, Tensor]) -> None:
+        self._slopes = (particles.schedule, particles.step), slopes
 
     def gradient_x0(self, particles: Particles) -> Generator[Request, Any, tuple[Tensor, Tensor]]:
         """d r(x0) / dx0, float32 like x0, and the rewards, float64 (n,). No model evaluation.
@@ -390,3 +447,13 @@ class Problem:
         if held is None or held.scores is None or particles.scores[best] >= held.scores[0]:
             self.incumbent = particles[best : best + 1]
         return particles
+
+
+def _quotient(left: float, each: int) -> float:
+    """How often ``each`` fits into what is left; without end where it is nothing."""
+    return left if left == math.inf else left // each if each > 0 else math.inf
+
+
+def _fingerprints(x: Tensor) -> list[bytes]:
+    """Of each row, equal for equal rows."""
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in x.flatten(1).cpu().numpy()]

@@ -1,4 +1,4 @@
-"""Names for searchers and verifiers: one decorator each, collisions refused, options read off the signature.
+"""Names for searchers, guides and verifiers: one decorator each, collisions refused, options read off the signature.
 
 A name may carry options, in Python or on the command line alike: ``"rbf(restarts=2, path=vp)"``.
 """
@@ -22,7 +22,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered searcher or verifier.
+    """A registered searcher, guide or verifier.
 
     Args:
         name: What users write.
@@ -146,32 +146,31 @@ def compose(spec: str) -> tuple[str, str | None]:
     """Splits ``"rbf+dps(scale=2)"`` or ``"bfs(local, width=4)"`` into the searcher and the guide of its transitions.
 
     Raises:
-        UserError: There are two guides.
+        UserError: There are two guides, or none after a plus.
     """
-    base, *guides = _split(spec, "+")
+    base, *guides = _split(spec, "+", empty=True)
     if inside := re.fullmatch(r"\s*([\w.-]+)\s*\((.*)\)\s*", base, re.DOTALL):
-        parts = _split(inside[2])
-        named = [part for part in parts if _is_option(part)]
-        guides = [part for part in parts if not _is_option(part)] + guides
-        base = f"{inside[1]}({','.join(named)})" if named else inside[1]
+        parts = [part.strip() for part in _split(inside[2])]
+        named = [part for part in parts if "=" in part.partition("(")[0]]
+        if len(named) < len(parts):
+            guides = [part for part in parts if part not in named] + guides
+            base = f"{inside[1]}({', '.join(named)})" if named else inside[1]
     if len(guides) > 1:
         raise UserError(f"{spec!r} has {len(guides)} guides ({', '.join(g.strip() for g in guides)}); give one.")
+    if not base.strip() or not all(guide.strip() for guide in guides):
+        raise UserError(f"{spec!r} is no name; write it like rbf, rbf(option=value) or rbf+dps.")
     return base.strip(), guides[0].strip() if guides else None
 
 
-def _is_option(part: str) -> bool:
-    return part.partition("=")[0].strip().isidentifier() and "=" in part
-
-
-def _split(text: str, at: str = ",") -> list[str]:
-    """Splits at commas, or another character, outside parentheses."""
+def _split(text: str, at: str = ",", empty: bool = False) -> list[str]:
+    """Splits at commas, or another character, outside parentheses; empty parts are left out unless wanted."""
     parts, depth, start = [], 0, 0
     for i, char in enumerate(text):
         depth += (char == "(") - (char == ")")
         if char == at and depth == 0:
             parts.append(text[start:i])
             start = i + 1
-    return [part for part in [*parts, text[start:]] if part.strip()]
+    return [part for part in [*parts, text[start:]] if empty or part.strip()]
 
 
 def _typed(value: Any, hint: Any, what: str) -> Any:

@@ -349,7 +349,7 @@ def _searcher(spec: str | Searcher, options: Mapping[str, Any] | None) -> tuple[
 def _guide(spec: str | Guide | None) -> tuple[str | None, Guide | None]:
     """What records call a guide, and the guide."""
     if spec is None or not isinstance(spec, str):
-        return None if spec is None else str(spec), spec
+        return None if spec is None else getattr(spec, "__name__", None) or str(spec), spec
     entry, options = registry.guide.resolve(spec)
     return spec, entry.target(**options)
 

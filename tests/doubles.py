@@ -16,7 +16,7 @@ from torch import Tensor
 from imgscale import registry
 from imgscale.budget import Budget, Meter
 from imgscale.engine import Engine, Search
-from imgscale.problem import Problem
+from imgscale.problem import Guide, Problem
 from tests.worlds import Condition, Gaussian, World
 
 STEPS = 4  # of the tests' samples; on a uniform grid from 1 to 0 each takes as many evaluations
@@ -35,7 +35,7 @@ def near_one(images: Tensor, prompts: Sequence[str]) -> Tensor:
 
 
 class Reward:
-    """A verifier that remembers what it saw.
+    """A verifier that remembers what it saw; differentiable where its rule is.
 
     Args:
         rule: Scores of images and prompts.
@@ -48,7 +48,7 @@ class Reward:
     """
 
     reads_prompt = False
-    differentiable = False
+    differentiable = True
 
     def __init__(self, rule: Rule = near_one, name: str = "reward", range: tuple[float, float] | None = None) -> None:
         self.rule, self.name, self.range = rule, name, range
@@ -57,10 +57,11 @@ class Reward:
         self.given: list[Any] = []
 
     def __call__(self, images: Tensor, prompts: Sequence[str]) -> Any:
-        self.seen.append(images.clone())
+        self.seen.append(images.detach().clone())
         self.asked.append(list(prompts))
-        self.given.append(self.rule(images, prompts))
-        return self.given[-1]
+        given = self.rule(images, prompts)
+        self.given.append(given.detach() if isinstance(given, Tensor) else given)
+        return given
 
     @property
     def images(self) -> int:
@@ -72,6 +73,8 @@ class Reward:
 
 class Scripted(Reward):
     """Gives the scores of a list, one per image, in the order in which the images come; then the last one."""
+
+    differentiable = False
 
     def __init__(self, scores: Sequence[float]) -> None:
         self.script = list(scores)
@@ -121,6 +124,13 @@ class Watched(Gaussian):
         return super().decode(x0, cond)
 
 
+MEMORY: dict[str, Callable[[], Exception]] = {
+    "cuda": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB."),
+    "mps": lambda: RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"),
+    "cpu": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+}
+
+
 class Clock:
     """A monotonic clock that moves only when told to."""
 
@@ -151,9 +161,20 @@ def new(
     distilled: bool = False,
     ceiling: float | None = None,
     options: Mapping[str, Any] | None = None,
+    guide: Guide | None = None,
     **more: Any,
 ) -> Search:
-    """A search that has not begun, by a registered searcher with options or by a function ``(problem)``."""
+    """A search that has not begun, by a registered searcher with options or by a function ``(problem)``.
+
+    A name may bring its guide, as in "rbf+dps".
+    """
+    verifier = verifier or Reward()
+    bend = None
+    if isinstance(searcher, str):
+        searcher, bend = registry.compose(searcher)
+    if bend:
+        made, settings = registry.guide.resolve(bend)
+        guide = made.target(**settings)
     problem = Problem(
         as_denoiser(world),
         as_denoiser(world).encode(prompt),
@@ -162,13 +183,15 @@ def new(
         meter=Meter(Budget.of(budget)),
         distilled=distilled,
         ceiling=ceiling,
+        differentiable=getattr(verifier, "differentiable", False),
+        guide=guide,
     )
     if isinstance(searcher, str):
         entry, checked = registry.searcher.resolve(searcher, {**(options or {}), **more})
         generator = entry.target(problem, np.random.default_rng(seed), **checked)
     else:
         generator = searcher(problem)
-    return Search(problem, generator, verifier or Reward(), reports)
+    return Search(problem, generator, verifier, reports)
 
 
 def as_denoiser(world: World) -> Any:

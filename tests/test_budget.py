@@ -73,7 +73,7 @@ def test_a_meter_keeps_time(clock: Clock) -> None:
 
 
 def test_a_ledger_as_a_dict() -> None:
-    expected = {"nfe": 3, "verifier_calls": 0, "report_calls": 2, "decodes": 0, "seconds": 0.0}
+    expected = {"nfe": 3, "verifier_calls": 0, "report_calls": 2, "decodes": 0, "gradients": 0, "seconds": 0.0}
     assert Ledger(nfe=3, report_calls=2).as_dict() == expected
 
 

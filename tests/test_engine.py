@@ -18,7 +18,20 @@ from imgscale.kernels import DDIM
 from imgscale.particles import Schedule
 from imgscale.paths import VP
 from imgscale.problem import Predict, Problem, Score, Verb
-from tests.doubles import STEPS, Clock, Reward, Watched, as_denoiser, clock, latents, near_one, new, run, stop_after
+from tests.doubles import (
+    MEMORY,
+    STEPS,
+    Clock,
+    Reward,
+    Watched,
+    as_denoiser,
+    clock,
+    latents,
+    near_one,
+    new,
+    run,
+    stop_after,
+)
 from tests.worlds import Condition
 
 __all__ = ["clock"]
@@ -645,13 +658,6 @@ def test_slices_are_of_equal_size() -> None:
     world = Watched()
     run(world, new(world, budget=STEPS * 10, batch=10), max_batch=4)
     assert world.batches == [4, 3, 3] * STEPS
-
-
-MEMORY: dict[str, Callable[[], Exception]] = {
-    "cuda": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB."),
-    "mps": lambda: RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"),
-    "cpu": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
-}
 
 
 @pytest.mark.parametrize("error", MEMORY)

@@ -266,3 +266,46 @@ def test_types_that_are_imported_for_checkers_only_do_not_matter() -> None:
         """A searcher of one's own."""
 
     assert Entry("own", own).check({"n": 3, "part": "1/2"}) == {"n": 3, "part": "1/2"}
+
+
+# --------------------------------------------------------------------------------------------------- with a guide
+
+
+@pytest.mark.parametrize(
+    ("spec", "searcher", "guide"),
+    [
+        ("rbf", "rbf", None),
+        ("rbf+dps", "rbf", "dps"),
+        (" rbf + dps ", "rbf", "dps"),
+        ("rbf+dps(scale=2)", "rbf", "dps(scale=2)"),
+        ("rbf(draws=4)+dps(scale=2, limit=1)", "rbf(draws=4)", "dps(scale=2, limit=1)"),
+        ("bfs(local)", "bfs", "local"),
+        ("bfs(local, width=4)", "bfs(width=4)", "local"),
+        ("bfs(width=4, local(recur=2, rho=1))", "bfs(width=4)", "local(recur=2, rho=1)"),
+        ("rbf(kernel=ddim(0.5), draws=2)", "rbf(kernel=ddim(0.5), draws=2)", None),
+        ("rbf(kernel=sde(g=3t^2))+dps", "rbf(kernel=sde(g=3t^2))", "dps"),
+        ("rbf(kernel=a+b)", "rbf(kernel=a+b)", None),
+        ("rbf()", "rbf()", None),
+    ],
+)
+def test_how_a_guide_is_written(spec: str, searcher: str, guide: str | None) -> None:
+    assert registry.compose(spec) == (searcher, guide)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("rbf+dps+local", "'rbf+dps+local' has 2 guides (dps, local); give one."),
+        ("bfs(local)+dps", "has 2 guides (local, dps); give one."),
+        ("bfs(local, dps)", "has 2 guides"),
+        ("rbf+", "'rbf+' is no name; write it like rbf, rbf(option=value) or rbf+dps."),
+        ("+dps", "'+dps' is no name"),
+        ("", "'' is no name"),
+        ("+", "'+' is no name"),
+        ("rbf++dps", "has 2 guides"),
+    ],
+)
+def test_how_a_guide_is_not_written(spec: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        registry.compose(spec)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
