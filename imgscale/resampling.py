@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-Scheme = Callable[[Floats, np.random.Generator], Counts]
+Scheme = Callable[[npt.ArrayLike, np.random.Generator], Counts]
 
 SNAP = 1e-9  # what an expected count may miss a whole number by: 49 times 1/49 is below 1
 
@@ -23,7 +23,8 @@ def weights(log_weights: npt.ArrayLike) -> Floats:
     logs = np.nan_to_num(np.asarray(log_weights, np.float64), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
     raw = np.ones(len(logs))
     below = logs < logs.max()
-    raw[below] = np.exp(logs[below] - logs.max())
+    with np.errstate(over="ignore"):  # a difference beyond all numbers is weight 0
+        raw[below] = np.exp(logs[below] - logs.max())
     normalised: Floats = raw / raw.sum()
     return normalised
 
@@ -33,32 +34,32 @@ def ess(log_weights: npt.ArrayLike) -> float:
     return float(1 / np.square(weights(log_weights)).sum())
 
 
-def multinomial(log_weights: Floats, rng: np.random.Generator) -> Counts:
+def multinomial(log_weights: npt.ArrayLike, rng: np.random.Generator) -> Counts:
     """n independent draws. The counts vary most."""
     w = weights(log_weights)
     return _inverse(w, rng.random(len(w)))
 
 
-def stratified(log_weights: Floats, rng: np.random.Generator) -> Counts:
+def stratified(log_weights: npt.ArrayLike, rng: np.random.Generator) -> Counts:
     """One draw in each n-th of the cumulative weights."""
     w = weights(log_weights)
     return _inverse(w, (np.arange(len(w)) + rng.random(len(w))) / len(w))
 
 
-def systematic(log_weights: Floats, rng: np.random.Generator) -> Counts:
+def systematic(log_weights: npt.ArrayLike, rng: np.random.Generator) -> Counts:
     """One draw for all n-ths: counts are n w rounded down or up, but depend on the order of the particles."""
     w = weights(log_weights)
     return _inverse(w, (np.arange(len(w)) + rng.random()) / len(w))
 
 
-def residual(log_weights: Floats, rng: np.random.Generator) -> Counts:
+def residual(log_weights: npt.ArrayLike, rng: np.random.Generator) -> Counts:
     """n w rounded down, and independent draws by what was cut off."""
     counts, fractions = _split(log_weights)
     left = len(counts) - int(counts.sum())
     return counts + _inverse(fractions / fractions.sum(), rng.random(left)) if left else counts
 
 
-def ssp(log_weights: Floats, rng: np.random.Generator) -> Counts:
+def ssp(log_weights: npt.ArrayLike, rng: np.random.Generator) -> Counts:
     """Srinivasan's process: n w rounded down or up, negatively associated, and consistent in any order.
 
     Two fractional parts at a time are settled without bias: the one gets 0 or 1 children, the other the rest.
@@ -84,7 +85,7 @@ def ssp(log_weights: Floats, rng: np.random.Generator) -> Counts:
     return counts
 
 
-def rounded(log_weights: Floats, rng: np.random.Generator | None = None) -> Counts:
+def rounded(log_weights: npt.ArrayLike, rng: np.random.Generator | None = None) -> Counts:
     """n w rounded, so that they add up to n: the largest fractional parts are rounded up. Nothing is random."""
     counts, fractions = _split(log_weights)
     left = len(counts) - int(counts.sum())
@@ -111,7 +112,7 @@ def _inverse(w: Floats, uniforms: Floats) -> Counts:
     return np.bincount(np.minimum(index, np.flatnonzero(w)[-1]), minlength=len(w)).astype(np.int64)
 
 
-def _split(log_weights: Floats) -> tuple[Counts, Floats]:
+def _split(log_weights: npt.ArrayLike) -> tuple[Counts, Floats]:
     """n w as whole and fractional parts; what is within rounding of a whole number is one."""
     w = weights(log_weights)
     expected = len(w) * w

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from imgscale.problem import Problem, Verb
 from imgscale.registry import searcher
-from imgscale.resampling import Counts, Floats, Scheme, rounded, ssp, weights
+from imgscale.resampling import Counts, Scheme, rounded, ssp, weights
 from imgscale.searchers._population import at_least_one, course
 from imgscale.searchers.best_of_n import best_of_n
 from imgscale.searchers.smc import Potential, Tilt, populations
@@ -65,10 +66,10 @@ def bfs(
     yield from best_of_n(problem, rng)
 
 
-def prune(log_weights: Floats, rng: np.random.Generator | None = None) -> Counts:
+def prune(log_weights: npt.ArrayLike, rng: np.random.Generator | None = None) -> Counts:
     """1 for each node whose n w rounds to 1 or more, 0 for the others."""
-    expected = len(log_weights) * weights(log_weights)
-    return (expected > 0.5).astype(np.int64)
+    w = weights(log_weights)
+    return (len(w) * w > 0.5).astype(np.int64)
 
 
 FORMS: dict[str, tuple[Potential, Scheme, float]] = {
