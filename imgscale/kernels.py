@@ -10,6 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass
+from math import hypot, log
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from imgscale.errors import UnknownName, UserError
 from imgscale.paths import NUMBER, Path, Time, as_time, column, short
 
-__all__ = ["DDIM", "ODE", "SDE", "Kernel", "eps_from", "kernel", "renoise"]
+__all__ = ["DDIM", "ODE", "SDE", "Glass", "Kernel", "eps_from", "kernel", "renoise"]
 
 
 def eps_from(path: Path, t: Time, x: Tensor, x0: Tensor) -> Tensor:
@@ -222,10 +223,83 @@ class DDIM(Kernel):
         return f"ddim({short(self.eta)})"
 
 
+@dataclass(frozen=True)
+class Glass(Kernel):
+    """The stochastic transition itself, sampled by an inner ODE of the same model.
+
+    The law of x' given x is that of m x + y with y = b x0 + c z and x0 ~ p(x0 | x), where, with the share h of the
+    noise that `DDIM` renews, m = sqrt(1 - h^2) s' / s, b = a' - a m and c = s' h. `DDIM` puts the mean of x0 there;
+    here y is drawn: it flows from pure noise n at u = 1 to y at u = 0 as
+
+        y_u = (1 - u) y + u n = B x0 + C z,    B = (1 - u) b,    C^2 = (1 - u)^2 c^2 + u^2,
+
+    by DDIM steps along u, frozen between at D = E[x0 | x, y_u]. The noises of x and y_u are independent, so that both
+    are one measurement of x0, of mean (a x / s^2 + B y_u / C^2) / SNR and SNR = a^2 / s^2 + B^2 / C^2: the model is
+    asked at the time of that SNR. At u = 1, D is the x0 at hand.
+
+    Args:
+        steps: Of the inner ODE, at least 1; all but the first cost a model evaluation. One step is `DDIM`.
+        eta: As of `DDIM`.
+
+    Source: GLASS Flows (arXiv 2509.25170), here on any path.
+    """
+
+    steps: int = 4
+    eta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 <= self.eta <= 1:
+            raise UserError(
+                f"glass can't have {self.steps} steps and eta {self.eta}; it needs 1 step or more and an eta from 0 to"
+                ' 1, such as "glass(4)".'
+            )
+
+    @property
+    def stochastic(self) -> bool:
+        return self.eta > 0
+
+    @property
+    def evaluations(self) -> int:
+        return self.steps - 1 if self.stochastic else 0
+
+    def weights(self, path: Path, t: Tensor, t_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of its single step, which is all that can be done without the model."""
+        return DDIM(self.eta).weights(path, t, t_next)
+
+    def walk(
+        self, path: Path, t: float, t_next: float, x: Tensor, x0: Tensor, noise: Tensor | None = None
+    ) -> Generator[tuple[Tensor, float], Tensor, Tensor]:
+        if t_next == 0 or not self.stochastic:
+            return self(path, t, t_next, x, x0, noise)
+        if noise is None:
+            raise ValueError(f"The kernel {self} needs noise to step to t = {t_next}: pass it.")
+        now, then = as_time(t), as_time(t_next)
+        _check_order(now, then)
+        alpha, sigma = float(path.alpha(now)), float(path.sigma(now))
+        _, residual, fresh = self.weights(path, now, then)
+        m, c = float(residual) / sigma, float(fresh)
+        b = float(path.alpha(then)) - alpha * m
+        snr_x = (alpha / sigma) ** 2
+        y, signal, scale = noise, 0.0, 1.0  # B and C at u = 1
+        for u in (1 - k / self.steps for k in range(1, self.steps + 1)):
+            next_signal, next_scale = (1 - u) * b, hypot((1 - u) * c, u)
+            y = next_signal * x0 + next_scale / scale * (y - signal * x0)
+            signal, scale = next_signal, next_scale
+            if u > 1e-9:
+                snr = snr_x + (signal / scale) ** 2
+                place = float(path.time_at(log(snr))) if snr > 0 else t
+                measured = (alpha / sigma**2 * x + signal / scale**2 * y) * (float(path.alpha(place)) / snr)
+                x0 = yield measured, place
+        return m * x + y
+
+    def __str__(self) -> str:
+        return f"glass({self.steps})" if self.eta == 1 else f"glass({self.steps},{short(self.eta)})"
+
+
 def kernel(name: str | Kernel) -> Kernel:
     """The kernel of a short name; a kernel comes back as it is.
 
-    "ode"; "sde", "sde(g=3t)", "sde(g=3t^2)", "sde(g=2)"; "ddim", "ddim(0.5)".
+    "ode"; "sde", "sde(g=3t)", "sde(g=3t^2)", "sde(g=2)"; "ddim", "ddim(0.5)"; "glass", "glass(4)", "glass(4,0.5)".
 
     Raises:
         UserError: The name is none of these, or its number is out of range.
@@ -245,4 +319,7 @@ def kernel(name: str | Kernel) -> Kernel:
             return SDE(float(scale or 1), float(power or 1) if has_t else 0.0)
     if match := re.fullmatch(rf"ddim\((?:eta=)?({NUMBER})\)", text):
         return DDIM(float(match[1]))
-    raise UnknownName("kernel", name, ["ode", "sde", "sde(g=3t)", "sde(g=3t^2)", "ddim", "ddim(0.5)"])
+    if match := re.fullmatch(rf"glass(?:\((\d+)(?:,(?:eta=)?({NUMBER}))?\))?", text):
+        return Glass(int(match[1] or 4), float(match[2] or 1))
+    known = ["ode", "sde", "sde(g=3t)", "sde(g=3t^2)", "ddim", "ddim(0.5)", "glass", "glass(4)"]
+    raise UnknownName("kernel", name, known)

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from imgscale.errors import UserError
-from imgscale.kernels import DDIM, ODE, SDE, Kernel, eps_from, kernel, renoise
+from imgscale.kernels import DDIM, ODE, SDE, Glass, Kernel, eps_from, kernel, renoise
 from imgscale.paths import VP, Discrete, Linear, Path, as_time, column
 
 BETAS = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64).square()
 ALPHAS = (1 - BETAS).cumprod(0)
 PATHS = [Linear(), VP(), Discrete(ALPHAS)]
-KERNELS = [ODE(), SDE(), SDE(3, 1), SDE(0), DDIM(), DDIM(0.5), DDIM(0)]
+KERNELS = [ODE(), SDE(), SDE(3, 1), SDE(0), DDIM(), DDIM(0.5), DDIM(0), Glass(), Glass(2, 0.5)]
 T, NEXT = 0.7, 0.45
 
 each_path = pytest.mark.parametrize("p", PATHS, ids=str)
@@ -209,7 +209,7 @@ def test_missing_noise_is_refused(k: Kernel) -> None:
 
 
 def test_only_the_kernels_with_noise_are_stochastic() -> None:
-    assert [k.stochastic for k in KERNELS] == [False, True, True, False, True, True, False]
+    assert [k.stochastic for k in KERNELS] == [False, True, True, False, True, True, False, True, True]
 
 
 @each_kernel
@@ -229,6 +229,10 @@ def test_names_read_back(k: Kernel) -> None:
         ("ddim", DDIM(1)),
         ("ddim(0.5)", DDIM(0.5)),
         ("ddim(eta=0)", DDIM(0)),
+        ("glass", Glass(4)),
+        ("glass(8)", Glass(8)),
+        ("glass( 2, 0.5 )", Glass(2, 0.5)),
+        ("glass(2,eta=1)", Glass(2)),
     ],
 )
 def test_names(name: str, meant: Kernel) -> None:
@@ -236,7 +240,8 @@ def test_names(name: str, meant: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "euler", "ddim(", "ddim()", "ddim(x)", "sde(3)", "sde(g=)", "sde(g=t^)", "ode(1)"]
+    "name",
+    ["", "euler", "ddim(", "ddim()", "ddim(x)", "sde(3)", "sde(g=)", "sde(g=t^)", "ode(1)", "glass()", "glass(.5)"],
 )
 def test_an_unknown_name_is_refused_with_the_choices(name: str) -> None:
     with pytest.raises(UserError, match=r"ddim\(0.5\)") as refused:
@@ -247,6 +252,9 @@ def test_an_unknown_name_is_refused_with_the_choices(name: str) -> None:
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(UserError, match="1.5"):
         kernel("ddim(1.5)")
+    for name in ("glass(0)", "glass(4,1.5)"):
+        with pytest.raises(UserError, match="1 step or more and an eta from 0 to 1"):
+            kernel(name)
     for scale, power in ((-1.0, 2.0), (1.0, -0.5), (float("nan"), 2.0), (float("inf"), 2.0)):
         with pytest.raises(UserError, match="at least 0"):
             SDE(scale, power)
