@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import ceil, sqrt
-from typing import Literal
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
+from typing import Any, Literal
 
 import numpy as np
 
 from imgscale.budget import Rollover
 from imgscale.errors import UserError
 from imgscale.kernels import Kernel
-from imgscale.kernels import kernel as read_kernel
 from imgscale.particles import Particles, Schedule, join
-from imgscale.paths import VP, Linear
-from imgscale.problem import Problem, Verb
+from imgscale.problem import Problem, Request, Verb
 from imgscale.registry import searcher
+from imgscale.searchers._population import at_least_one, course
+from imgscale.searchers.best_of_n import best_of_n
 
 BATCH = 32  # starts or draws of all chains in one request: enough to fill a batch, few enough to heed a deadline
-
-
-@dataclass
-class _Chain:
-    """One trajectory: where it is, the reward to beat, its quotas, and what it drew at this transition."""
-
-    at: Particles
-    beat: float
-    quotas: Rollover
-    drawn: list[Particles] = field(default_factory=list)
 
 
 @searcher("rbf", cite="kim2025rbf")
@@ -39,6 +29,9 @@ def rbf(
     chain_nfe: int | None = None,
     starts: int | None = None,
     explore: float | None = None,
+    look: float | None = None,
+    keep: int | None = None,
+    images: int | None = None,
     path: Literal["own", "linear", "vp"] | None = None,
     steps: int = 10,
     kernel: str = "ddim(1)",
@@ -51,15 +44,24 @@ def rbf(
     Chains run side by side, each on its share of the budget: it picks a start, searches the first transitions by
     stochastic steps, and solves the rest by the model's ODE. What is left afterwards buys more chains.
 
+    On a model whose x0 is blurred early, draws are judged further on: each is solved to the place where previews tell,
+    and since all are judged there, a draw of a later transition only counts if it beats the best of the earlier ones.
+
     Args:
         problem: What to solve.
         rng: Not needed: all noise follows from the seed.
         chain_nfe: Model evaluations of one chain; the number of chains follows from the budget. 50 by default on a
-            distilled model, as published, and 33 on an ordinary one.
-        starts: Starting noises to choose from, per chain. 1 by default on an ordinary model, where x0 at t = 1 is the
-            same for all; half of the chain's budget on a distilled one, as the paper's code has it.
+            distilled model, as published, and 100 on an ordinary one.
+        starts: Starting noises to choose from, per chain. 2 by default on an ordinary model, where x0 at t = 1 is the
+            same for all and not looked at; half of the chain's budget on a distilled one, as the paper's code has it.
         explore: Share of the transitions that is searched; the rest is solved. All of them by default on a distilled
-            model, the first half on an ordinary one, since they decide the picture.
+            model, the first three tenths on an ordinary one, since they decide the picture.
+        look: Share of the transitions after which draws are judged; 0 judges each where it lands, as published, and is
+            the default on a distilled model. Half on an ordinary one.
+        keep: The best so many trajectories are drawn from at the next transition. 1 by default on a distilled model,
+            as published, 2 on an ordinary one.
+        images: The best so many trajectories are finished. 1 by default on a distilled model and 2 on an ordinary one;
+            more when budget is left.
         path: The path to walk: the model's own (with its own grid), or linear or vp with ``steps`` transitions at the
             paper's times. By default vp on a distilled flow model and own otherwise.
         steps: Transitions on the linear or vp path.
@@ -68,117 +70,203 @@ def rbf(
         accept: Of a batch with several improvements, take the first or the best.
         beat: The reward to beat is the best seen so far, or that of the current particle.
 
-    Source: algorithm 2 of Kim et al. 2025 (arXiv 2503.19385). Beyond it: batched draws, the ODE finish, and chains
-    until the budget is spent.
+    Source: algorithm 2 of Kim et al. 2025 (arXiv 2503.19385). Beyond it: batched draws, the place where they are
+    judged, several trajectories, the ODE finish, and chains until the budget is spent.
     """
-    schedule = _schedule(problem, path, steps)
-    step = read_kernel(kernel)
-    explore = (1.0 if problem.distilled else 0.5) if explore is None else explore
-    chain_nfe = (50 if problem.distilled else 33) if chain_nfe is None else chain_nfe
-    _check(step, explore, chain_nfe, starts, draws)
-    evaluated = schedule.nfe(0, schedule.steps)
-    searched = ceil(explore * evaluated - 1e-9)
-    if starts is None:
-        starts = chain_nfe // 2 if problem.distilled else 1
+    distilled = problem.distilled
+    chain_nfe = (50 if distilled else 100) if chain_nfe is None else chain_nfe
+    starts = (max(1, chain_nfe // 2) if distilled else 2) if starts is None else starts
+    keep = (1 if distilled else 2) if keep is None else keep
+    images = (1 if distilled else 2) if images is None else images
+    at_least_one("rbf", chain_nfe=chain_nfe, starts=starts, keep=keep, images=images, draws=draws)
+    explore = (1.0 if distilled else 0.3) if explore is None else explore
+    look = (0.0 if distilled else 0.5) if look is None else look
+    if not 0 <= look <= 1:
+        raise UserError(f"rbf's look can't be {look}; give a share from 0 to 1.")
+    searched = course(problem, "rbf", path=path, steps=steps, kernel=kernel, explore=explore)
+    evaluated = searched.schedule.nfe(0, searched.schedule.steps)
+    plan = _Plan(problem, searched.schedule, searched.kernel, searched.searched, ceil(look * evaluated - 1e-9))
 
     def room(chains: int) -> int:
-        """Previews that so many chains may have between them, besides what their images take."""
-        return int(min(min(problem.left, 16 * size) - chains * tail, problem.scores_left - chains))
+        """Evaluations that so many chains may have between them, besides what their images take."""
+        affordable = min(problem.left, 16 * chain_nfe) - chains * images * plan.tail
+        return int(min(affordable, (problem.scores_left - chains * images) * plan.mean_cost))
 
-    while True:
-        lean, tail = 1 + searched, problem.finishing_from(schedule, searched)  # one start, and one draw a transition
-        size = max(chain_nfe, lean + tail)
-        if not searched or room(1) >= lean:
-            break
-        searched -= 1
-    while room(1) >= lean:
-        n = max(1, round((room(1) + tail) / size))
-        while room(n) < n * lean:
+    while plan.searched and room(1) < plan.lean:
+        if images > 1:
+            images -= 1
+        else:
+            plan = plan.shorter()
+    while plan.searched and room(1) >= plan.lean:
+        size = max(chain_nfe, plan.lean + images * plan.tail)
+        n = max(1, round((room(1) + images * plan.tail) / size))
+        while room(n) < n * plan.lean:
             n -= 1
-        shares = Rollover(room(n), [1] * n).quotas
-        chains = []
-        together = max(1, BATCH // starts)  # chains whose starts make one request
-        for part in (shares[i : i + together] for i in range(0, n, together)):
-            firsts = [min(starts, share - searched) for share in part]
-            fresh, scores = yield from problem.score((yield from problem.start(sum(firsts), schedule)))
-            for share, first, end in zip(part, firsts, np.cumsum(firsts), strict=True):
-                best = int(end) - first + int(scores[end - first : end].argmax())
-                quotas = Rollover(share - first, [1] * searched or [1])
-                chains.append(_Chain(fresh[best], float(scores[best]), quotas))
-        for stage in range(searched):
-            yield from _search_transition(problem, chains, stage, step, draws, accept, beat)
-        ends = [chain.at for chain in chains]
-        if tail and room(n + 1) < lean:  # too little for another chain: it finishes the best not taken
-            ends += _runners_up(chains, problem.affordable(tail, at_most=16 * size) - n)
-        yield from problem.score((yield from problem.finish(join(ends))))
+        chains = yield from _begin(plan, Rollover(room(n), [1] * n).quotas, starts, keep)
+        for stage in range(plan.searched):
+            yield from _search_transition(plan, chains, stage, draws, keep, accept, beat)
+        ends = [way for chain in chains for way in chain.found[:images]]
+        if plan.tail and room(n + 1) < plan.lean:  # too little for another chain: it finishes the best not taken
+            rest = _ranked(way for chain in chains for way in chain.found[images:])
+            ends += rest[: max(0, problem.affordable(plan.tail, at_most=16 * chain_nfe) - len(ends))]
+        yield from problem.score((yield from problem.finish(join([way.end for way in ends]))))
+    yield from best_of_n(problem, rng)  # too little for a chain may do for a sample
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is searched by which kernel, where draws are judged, and what that takes."""
+
+    problem: Problem
+    schedule: Schedule
+    kernel: Kernel
+    searched: int
+    looked: int
+
+    def judged(self, stage: int) -> int:
+        """The step at which draws of a transition are judged."""
+        return max(stage + 1, self.looked)
+
+    def known(self, stage: int) -> bool:
+        """Whether the last stage has shown already where the trajectories lead that nothing new is drawn from."""
+        return 0 < stage < self.looked
+
+    def cost(self, stage: int, n: int = 1, parents: int = 1) -> int:
+        """Evaluations of ``n`` draws from so many parents."""
+        landing = self.problem.cost(self.schedule, stage, stage + 1, self.kernel)
+        guided = min(n, parents) if self.problem.guide is not None else 0
+        return n * (landing + self.schedule.nfe(stage + 1, self.judged(stage))) + guided
+
+    def fitting(self, nfe: int, stage: int, draws: int, parents: int = 1) -> int:
+        """How many draws so many evaluations pay for."""
+        return next((n for n in range(draws, 0, -1) if self.cost(stage, n, parents) <= nfe), 0)
+
+    @property
+    def musts(self) -> list[int]:
+        """What a chain can't do without at each transition: one draw, or none where it is known how to go on."""
+        return [0 if self.known(stage) else self.cost(stage) for stage in range(self.searched)]
+
+    @property
+    def lean(self) -> int:
+        """Evaluations of the leanest chain, up to where its last draw is judged."""
+        return 1 + sum(self.musts)
+
+    @property
+    def tail(self) -> int:
+        """Evaluations from there to the image."""
+        return self.problem.finishing_from(self.schedule, self.judged(self.searched - 1) if self.searched else 0)
+
+    @property
+    def mean_cost(self) -> float:
+        return sum(map(self.cost, range(self.searched))) / max(self.searched, 1)
+
+    @property
+    def weights(self) -> list[float]:
+        """What draws at the transitions are worth: as measured, or equal where each is judged where it lands.
+
+        Where they are judged further on, the earlier ones change the picture more.
+        """
+        known = self.problem.usefulness[: self.searched]
+        if len(known) == self.searched and sum(known) > 0 and self.schedule == self.problem.schedule:
+            return list(known)
+        return [1 / (stage + 1) if self.looked > 1 else 1.0 for stage in range(self.searched)]
+
+    def shorter(self) -> _Plan:
+        return replace(self, searched=self.searched - 1, looked=min(self.looked, self.searched - 1))
+
+
+@dataclass(eq=False)
+class _Way:
+    """A trajectory: its particle at each step from where it was drawn to where it was judged, and its reward there."""
+
+    at: dict[int, Particles]
+    reward: float
+
+    @property
+    def end(self) -> Particles:
+        return self.at[max(self.at)]
+
+
+@dataclass
+class _Chain:
+    """What the next draws are made from, the reward to beat, the quotas, and all that was judged at this place."""
+
+    parents: list[_Way]
+    beat: float
+    quotas: Rollover
+    found: list[_Way] = field(default_factory=list)
+
+
+def _begin(plan: _Plan, shares: Sequence[int], starts: int, keep: int) -> Generator[Request, Any, list[_Chain]]:
+    """A chain for every share of the budget, at the best of its starts where these differ, else at the first."""
+    musts = plan.musts
+    chains = []
+    together = max(1, BATCH // starts)  # chains whose starts make one request
+    for part in (shares[i : i + together] for i in range(0, len(shares), together)):
+        firsts = [min(starts, share - sum(musts)) for share in part]
+        fresh = yield from plan.problem.start(sum(firsts), plan.schedule)
+        rewards = [-inf] * len(fresh)
+        if plan.looked <= 1:
+            fresh, scores = yield from plan.problem.score(fresh)
+            rewards = scores.tolist()
+        for share, first, end in zip(part, firsts, np.cumsum(firsts), strict=True):
+            mine = _ranked(_Way({0: fresh[j]}, rewards[j]) for j in range(end - first, end))[:keep]
+            quotas = Rollover(share - first - sum(musts), plan.weights)
+            quotas.quotas = [a + b for a, b in zip(quotas.quotas, musts, strict=True)]
+            # A start's blurred preview is nothing to compare with those further on.
+            chains.append(_Chain(mine, mine[0].reward if plan.looked <= 1 else -inf, quotas))
+    return chains
 
 
 def _search_transition(
-    problem: Problem, chains: Sequence[_Chain], stage: int, kernel: Kernel, draws: int, accept: str, beat: str
+    plan: _Plan, chains: Sequence[_Chain], stage: int, draws: int, keep: int, accept: str, beat: str
 ) -> Verb:
     """One transition of all chains: batches of draws until each chain improves or has used its quota."""
+    drawn = [0] * len(chains)
     for chain in chains:
-        chain.drawn = []
-    waiting = list(chains)
+        chain.found = chain.found if plan.known(stage) else []
+    waiting = list(range(len(chains)))
     while waiting:
         asked = waiting[: max(1, BATCH // draws)]
-        sizes = [min(draws, chain.quotas.left(stage)) for chain in asked]
-        firsts = [sum(map(len, chain.drawn)) for chain in asked]
-        children = join([c.at.branch(n, first) for c, n, first in zip(asked, sizes, firsts, strict=True)])
-        children, scores = yield from problem.score((yield from problem.denoise(children, stage + 1, kernel)))
-        ends = np.cumsum(sizes)
-        for chain, n, end in zip(asked, sizes, ends, strict=True):
-            chain.quotas.charge(stage, n)
-            mine, rewards = children[end - n : end], scores[end - n : end]
-            chain.drawn.append(mine)
-            better = (rewards > chain.beat).nonzero()[:, 0].tolist()
-            if better:
-                winner = better[0] if accept == "first" else int(rewards.argmax())
-                chain.at, chain.beat = mine[winner], float(rewards[winner])
-            elif chain.quotas.left(stage):
+        sizes = [plan.fitting(chains[c].quotas.left(stage), stage, draws, len(chains[c].parents)) for c in asked]
+        ways = yield from _draw(
+            plan, stage, [(chains[c].parents, n, drawn[c]) for c, n in zip(asked, sizes, strict=True)]
+        )
+        for c, n in zip(asked, sizes, strict=True):
+            chain, mine, ways = chains[c], ways[:n], ways[n:]
+            drawn[c] += n
+            chain.quotas.charge(stage, plan.cost(stage, n, len(chain.parents)))
+            better = [way for way in mine if way.reward > chain.beat]
+            chain.found = _ranked([*chain.found, *mine])
+            if better and accept == "first":
+                chain.found.sort(key=lambda way: way is not better[0])
+            if not better and plan.fitting(chain.quotas.left(stage), stage, 1, len(chain.parents)):
                 continue
-            else:
-                chain.at = _ranked(chain.drawn)[0]
-                if beat == "current":
-                    chain.beat = _score(chain.at)
+            chain.parents = chain.found[:keep]
+            if better or beat == "current":
+                chain.beat = chain.parents[0].reward
             chain.quotas.close(stage)
-            waiting.remove(chain)
+            waiting.remove(c)
 
 
-def _runners_up(chains: Sequence[_Chain], n: int) -> list[Particles]:
-    """The ``n`` best of the last transition's draws that no chain took."""
-    taken = {int(chain.at.keys[0]) for chain in chains}
-    ranked = _ranked([part for chain in chains for part in chain.drawn])
-    return [particle for particle in ranked if int(particle.keys[0]) not in taken][:n]
+def _draw(
+    plan: _Plan, stage: int, orders: Sequence[tuple[Sequence[_Way], int, int]]
+) -> Generator[Request, Any, list[_Way]]:
+    """New trajectories, judged: for each order (parents, n, drawn before) n draws, shared among its parents."""
+    families = []
+    for parents, n, before in orders:
+        for i, parent in enumerate(parents):
+            first, last = ((count + len(parents) - 1 - i) // len(parents) for count in (before, before + n))
+            families.append(parent.at[stage].branch(last - first, first))
+    here = yield from plan.problem.denoise(join(families), stage + 1, plan.kernel)
+    steps = [here]
+    while here.step < plan.judged(stage):
+        here = yield from plan.problem.denoise(here, here.step + 1)
+        steps.append(here)
+    steps[-1], scores = yield from plan.problem.score(here)
+    return [_Way({s.step: s[j] for s in steps}, reward) for j, reward in enumerate(scores.tolist())]
 
 
-def _ranked(parts: Sequence[Particles]) -> list[Particles]:
-    """Single particles, best first; of equals the one drawn first."""
-    singles = [part[i] for part in parts for i in range(len(part))]
-    return sorted(singles, key=_score, reverse=True)
-
-
-def _score(particle: Particles) -> float:
-    assert particle.scores is not None
-    return float(particle.scores[0])
-
-
-def _schedule(problem: Problem, path: str | None, steps: int) -> Schedule:
-    if path is None:
-        path = "vp" if problem.distilled and isinstance(problem.schedule.path, Linear) else "own"
-    if path == "own":
-        return problem.schedule
-    if steps < 2:
-        raise UserError(f"rbf's steps can't be {steps}; give 2 or more.")
-    times = [sqrt(1 - (i / steps) ** 2) for i in range(steps + 1)]  # s = sqrt(1 - (1 - tau)^2)
-    return Schedule(VP() if path == "vp" else Linear(), tuple(times))
-
-
-def _check(kernel: Kernel, explore: float, chain_nfe: int, starts: int | None, draws: int) -> None:
-    if not kernel.stochastic:
-        raise UserError(f"rbf needs noise to choose from, and the kernel {kernel} has none; take ddim(1) or sde.")
-    if not 0 < explore <= 1:
-        raise UserError(f"rbf's explore can't be {explore}; give a share above 0 and up to 1.")
-    for name, value in (("chain_nfe", chain_nfe), ("starts", starts), ("draws", draws)):
-        if value is not None and value < 1:
-            raise UserError(f"rbf's {name} can't be {value}; it must be at least 1.")
+def _ranked(ways: Iterable[_Way]) -> list[_Way]:
+    """Best first; of equals the one drawn first."""
+    return sorted(ways, key=lambda way: way.reward, reverse=True)
