@@ -112,7 +112,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(tmp_path: Path, monke
                 finished.append(model.weight.detach().clone())  # type: ignore[operator]
 
             args: Any = argparse.Namespace(
-                seed=0, device="cpu", steps=600, lr=0.1, decay=0.25, log_every=10, save_every=100
+                seed=0, device="cpu", steps=600, lr=0.1, warmup=200, decay=0.25, log_every=10, save_every=100
             )
             try:
                 run(args, name, model, loss, finish, phases=(300,))

@@ -1,9 +1,11 @@
-"""How often plain samples of `shapes-flow` satisfy the 200 test prompts, by the oracle, per category.
+"""How often a generator's plain samples satisfy the 200 test prompts, by the oracle, per category.
 
-    python -m imgscale.assets.shapes.evaluate_flow [--seeds 4] [--steps 0] [--guidance 0]
+    python -m imgscale.assets.shapes.evaluate_flow [--model shapes-flow] [--seeds 4] [--steps 0] [--guidance 0]
 
-Writes `shapes-flow/evaluation.json` (with the defaults) and prints it. ``--direct 1`` instead calls the folder as
-`DiffusionPipeline.from_pretrained` gives it, with that pipeline's own defaults (28 steps, guidance 7, T5 padding).
+Writes the model's `evaluation.json` (with the defaults) and prints it; of a few-step model also how much of its first
+estimate, x0 at t = 1, can be read. ``--first 1`` prints that for any model, ``--sheet FILE`` draws twelve samples, each
+below its estimates on the way. ``--direct 1`` instead calls the folder as `DiffusionPipeline.from_pretrained` gives it,
+with that pipeline's own defaults (Stable Diffusion 3: 28 steps, guidance 7, T5 padding).
 ``--decided 1`` tells where on the way the picture is decided: it noises true renders to a time and solves from there.
 """
 
@@ -14,16 +16,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor, nn
 
 import imgscale
 from imgscale.assets.shapes.prompts import own_seed
 from imgscale.assets.shapes.training import HERE, arguments, to_tensor
 from imgscale.assets.shapes.world import parse, render
-from imgscale.verifiers.shapes import Shapes
+from imgscale.paths import column
+from imgscale.verifiers.shapes import Shapes, read
 
 
 def main() -> None:
-    args = arguments(__doc__, seeds=4, steps=0, guidance=0.0, limit=0, direct=0, decided=0, model="shapes-flow")
+    args = arguments(
+        __doc__, seeds=4, steps=0, guidance=0.0, limit=0, direct=0, decided=0, first=0, sheet="", model="shapes-flow"
+    )
     rows = json.loads((HERE / "prompts.json").read_text())
     if args.limit:
         kinds = dict.fromkeys(row["category"] for row in rows)
@@ -31,12 +38,18 @@ def main() -> None:
     if args.decided:
         decided(rows)
         return
+    if args.sheet:
+        sheet(args)
+        return
+    if args.first:
+        print(json.dumps(first(args.model, rows)))
+        return
     hits: dict[str, list[float]] = {}
     for seed in range(args.seeds):
         for start in range(0, len(rows), 50):
             part = rows[start : start + 50]
             texts = [row["prompt"] for row in part]
-            scores = direct(texts, seed) if args.direct else searched(args, texts, seed)
+            scores = direct(args.model, texts, seed) if args.direct else searched(args, texts, seed)
             for row, score in zip(part, scores, strict=True):
                 hits.setdefault(row["category"], []).append(float(score == 1))
     every = [hit for part in hits.values() for hit in part]
@@ -47,6 +60,8 @@ def main() -> None:
         "overall": round(float(np.mean(every)), 4),
         "categories": {kind: round(float(np.mean(part)), 4) for kind, part in hits.items()},
     }
+    if _scaler(args.model).settings.distilled and not (args.direct or args.steps or args.guidance):
+        result["first_estimate"] = first(args.model, rows)
     print(json.dumps(result, indent=1))
     if not (args.direct or args.limit or args.steps or args.guidance):
         (HERE / args.model / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -69,14 +84,56 @@ def searched(args: Any, texts: list[str], seed: int) -> list[float]:
     return [output.scores["shapes"] for output in outputs]
 
 
-def direct(texts: list[str], seed: int) -> list[float]:
+def direct(model: str, texts: list[str], seed: int) -> list[float]:
     from diffusers import DiffusionPipeline
 
-    pipe = DiffusionPipeline.from_pretrained(HERE / "shapes-flow", dtype=torch.float32)
+    pipe = DiffusionPipeline.from_pretrained(HERE / model, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     generators = [torch.Generator().manual_seed(own_seed(text, seed)) for text in texts]
     images = pipe(texts, generator=generators, output_type="pt").images
     return Shapes()(images.float(), texts).tolist()
+
+
+@torch.inference_mode()
+def first(model: str, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """What the oracle sees in x0 at t = 1: objects all of a clear shape and colour, and just what was asked for."""
+    scaler, texts = _scaler(model), [row["prompt"] for row in rows]
+    denoiser, guidance = scaler.engine.denoiser, scaler.settings.guidance_scale
+    images = []
+    for text in texts:
+        cond = denoiser.encode(text, guidance_scale=guidance)
+        noise = denoiser.prior(torch.tensor([own_seed(text, 0)]), cond)
+        images.append(denoiser.decode(denoiser.predict(noise, 1.0, cond), cond))
+    clear = [bool(seen) and all(o.shape and o.colour for o in seen) for seen in read(torch.cat(images))]
+    right = Shapes()(torch.cat(images), texts) == 1
+    return {"readable": round(float(np.mean(clear)), 4), "right": round(float(right.float().mean()), 4)}
+
+
+@torch.inference_mode()
+def sheet(args: Any, columns: int = 12) -> None:
+    """Draws the first tuning prompts of the large categories: x0 at every step, and the sample below."""
+    rows = json.loads((HERE / "prompts-tuning.json").read_text())
+    kinds = [k for k in dict.fromkeys(row["category"] for row in rows) if k not in ("single", "two")]
+    rows = [
+        row for pair in zip(*([r for r in rows if r["category"] == k] for k in kinds), strict=False) for row in pair
+    ]
+    scaler = _scaler(args.model)
+    denoiser, settings = scaler.engine.denoiser, scaler.settings
+    steps, guidance = args.steps or settings.steps or 1, args.guidance or settings.guidance_scale
+    images: list[Tensor] = []
+    for row in rows[:columns]:
+        cond = denoiser.encode(row["prompt"], guidance_scale=guidance)
+        x, path = denoiser.prior(torch.tensor([own_seed(row["prompt"], 0)]), cond), denoiser.path
+        times = denoiser.grid(steps, cond)
+        for t, after in zip(times[:-1], times[1:], strict=True):
+            x0 = denoiser.predict(x, t, cond)
+            images.append(denoiser.decode(x0, cond))
+            noise = (x - column(path.alpha(t), x) * x0) / column(path.sigma(t), x)
+            x = column(path.alpha(after), x) * x0 + column(path.sigma(after), x) * noise
+        print(row["prompt"])
+    grid = nn.functional.pad(torch.cat(images), (1, 1, 1, 1)).unflatten(0, (-1, steps))  # columns, rows, 3, 66, 66
+    pixels = grid.permute(1, 3, 0, 4, 2).flatten(0, 1).flatten(1, 2).mul(255).round().byte()
+    Image.fromarray(pixels.numpy()).save(args.sheet)
 
 
 def decided(rows: list[dict[str, Any]], guidance: float = 3.0, steps: int = 10) -> None:

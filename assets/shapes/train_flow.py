@@ -40,7 +40,7 @@ from transformers import (
 )
 
 from imgscale.assets.shapes.text import ANSWERS, END, LENGTH, START, nouns_of, parsed, parsing_loss, write_tokenizer
-from imgscale.assets.shapes.training import HERE, arguments, run, shuffled, to_tensor
+from imgscale.assets.shapes.training import HERE, arguments, run, ship, shuffled, to_tensor
 from imgscale.assets.shapes.world import KINDS, SIZE, parse, render, training_scene
 from imgscale.verifiers.shapes import Object, read
 
@@ -246,22 +246,17 @@ def main() -> None:
         return value + args.probe * named + args.grammar * grammar, parts
 
     def finish() -> None:
-        model.half().cpu()
-        StableDiffusion3Pipeline(
+        pipe = StableDiffusion3Pipeline(
             transformer=model.transformer,
             scheduler=FlowMatchEulerDiscreteScheduler(shift=args.shift),
-            vae=vae.half().cpu(),
+            vae=vae,
             text_encoder=model.texts[0],
             tokenizer=tokenizer,
             text_encoder_2=model.texts[1],
             tokenizer_2=tokenizer,
             **no_t5(),
-        ).save_pretrained(HERE / "shapes-flow", safe_serialization=True)
-        for file in (HERE / "shapes-flow").rglob("*.json"):  # no folder of this machine in what ships
-            values = json.loads(file.read_text())
-            if values.pop("_name_or_path", None) is not None:
-                file.write_text(json.dumps(values, indent=2) + "\n")
-        (HERE / "shapes-flow" / "imgscale.json").write_text(json.dumps(SETTINGS, indent=1) + "\n")
+        )
+        ship(pipe, "shapes-flow", SETTINGS)
 
     run(args, "shapes-flow", model, loss, finish)
 

@@ -7,8 +7,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ HERE = Path(__file__).parent
 def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
     """Command-line arguments with these defaults; every script also has --seed, --device, --threads and --out."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for name, value in ({"seed": 0, "device": "cpu", "threads": 0, "decay": 0.25} | defaults).items():
+    for name, value in ({"seed": 0, "device": "cpu", "threads": 0, "warmup": 200, "decay": 0.25} | defaults).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value, help=" ")
     args = parser.parse_args()
     if args.threads:
@@ -72,19 +73,24 @@ def run(
     loss: Callable[[int], tuple[Tensor, dict[str, float]]],
     finish: Callable[[], None],
     phases: Sequence[int] = (),
+    rates: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Trains ``model`` by AdamW on ``loss(step)``; resumes from, and keeps, one checkpoint; then calls ``finish``.
 
     ``finish`` finds the averaged weights loaded. A run that was stopped and resumed gives the same weights as one that
     wasn't; with ``--steps 0`` it only finishes what the checkpoint holds. Each phase that ends at one of ``phases`` has
-    a schedule of its own.
+    a schedule of its own. ``rates`` are factors of the learning rate by the module's children, 1 for the others.
     """
     device = torch.device(args.device)
     model.to(device)
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim <= 1]
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for key, p in model.named_parameters():
+        groups.setdefault((p.ndim <= 1, rates.get(key.partition(".")[0], 1.0)), []).append(p)
     optimiser = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.02}, {"params": plain, "weight_decay": 0.0}],
+        [
+            {"params": groups[plain, rate], "weight_decay": 0.0 if plain else 0.02, "rate": rate}
+            for plain, rate in sorted(groups)
+        ],
         lr=args.lr,
         betas=(0.9, 0.98),
         fused=True,
@@ -113,7 +119,8 @@ def run(
         begin = max((end for end in phases if end <= step), default=0)
         end = min((end for end in phases if end > step), default=args.steps)
         for group in optimiser.param_groups:
-            group["lr"] = schedule(step - begin, end - begin, args.lr, decay=args.decay)
+            peak = args.lr * group.get("rate", 1.0)
+            group["lr"] = schedule(step - begin, end - begin, peak, args.warmup, args.decay)
         value, parts = loss(step)
         model.zero_grad(set_to_none=True)
         value.backward()
@@ -131,6 +138,19 @@ def run(
             save(step + 1)
     model.load_state_dict(average.shadow)
     finish()
+
+
+def ship(pipe: Any, name: str, settings: dict[str, Any]) -> None:
+    """Writes a pipeline in float16, with its settings for imgscale, into the folder ``name``."""
+    for part in pipe.components.values():
+        if isinstance(part, nn.Module):
+            part.half().cpu()
+    pipe.save_pretrained(HERE / name, safe_serialization=True)
+    for file in (HERE / name).rglob("*.json"):  # no folder of this machine in what ships
+        values = json.loads(file.read_text())
+        if values.pop("_name_or_path", None) is not None:
+            file.write_text(json.dumps(values, indent=2) + "\n")
+    (HERE / name / "imgscale.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def shuffled(seed: int, size: int, n: int) -> Iterator[np.ndarray]:
