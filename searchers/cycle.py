@@ -25,8 +25,9 @@ def cycle(
 ) -> Verb:
     """Cycles between noise and image: re-noises the best to several levels, solves them, and keeps the best of all.
 
-    High levels explore and low ones polish, and which of them wins tells when to stop: a pool ends after ``kappa``
-    cycles in which everything kept came from the lowest level or was there before. Then a new one begins, if enough is left.
+    High levels explore and low ones polish, and which of them wins tells when to stop: after ``kappa`` cycles in which
+    everything kept came from the lowest level or was there before, the pool ends, and a new one begins if enough is
+    left for it.
 
     Args:
         problem: What to solve.
