@@ -39,21 +39,37 @@ class Course:
         """Model evaluations that solve the rest."""
         return self.problem.finishing_from(self.schedule, self.searched)
 
-    def fitting(self, at_most: int, *, nfe: int, scores: int, gradients: int) -> int:
+    def guided(self, parents: int, moves: int) -> tuple[int, int]:
+        """Model evaluations and gradients that the problem's guide takes.
+
+        Args:
+            parents: Different places where transitions start; children of one parent share the first gradient in x.
+            moves: Transitions.
+        """
+        guide = self.problem.guide
+        if guide is None:
+            return 0, 0
+        price = getattr(guide, "price", None)
+        nfe, gradients = price(self.kernel) if price else (0, 1)
+        if not getattr(guide, "slopes", True):
+            return nfe * moves, gradients * moves
+        return nfe * moves + parents, parents + (gradients - 1) * moves
+
+    def fitting(self, at_most: int, *, nfe: int, scores: int, parents: int, moves: int) -> int:
         """How many particles or chains of this cost still fit into the budget.
 
         Args:
             at_most: The largest answer.
-            nfe: Model evaluations of one, those of its gradients left out.
+            nfe: Model evaluations of one, a guide's left out.
             scores: Verifier calls of one, with the same exception.
-            gradients: Places where a guide would take the gradient; each is an evaluation and a verifier call, too.
+            parents: Different places of one where searched transitions start, for a guide.
+            moves: Searched transitions of one.
         """
-        gradients = gradients if self.problem.guide is not None else 0
-        each = (nfe + gradients, scores + gradients, gradients)
+        evaluations, gradients = self.guided(parents, moves)
+        each = (nfe + evaluations, scores + gradients, gradients)
         left = (self.problem.left, self.problem.scores_left, self.problem.meter.left("gradients"))
-        return int(
-            min([at_most, *(have // cost for have, cost in zip(left, each, strict=True) if cost and have < inf)])
-        )
+        fits = [have // cost for have, cost in zip(left, each, strict=True) if cost and have < inf]
+        return int(min([at_most, *fits]))
 
 
 def course(problem: Problem, name: str, *, path: str | None, steps: int, kernel: str, explore: float) -> Course:

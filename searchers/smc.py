@@ -156,7 +156,8 @@ def populations(
             particles or (10**6 if limited else UNLIMITED),
             nfe=1 + plan.nfe + plan.tail,
             scores=len(places) + 1,
-            gradients=plan.searched,
+            parents=plan.searched,
+            moves=plan.searched,
         )
         n = fits if particles else ceil(fits / max(1, ceil(fits / MOST)))
         if n < min(2, particles or 2):

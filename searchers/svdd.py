@@ -100,7 +100,8 @@ def _sizes(
             chains or max(1, ROWS // width),
             nfe=firsts + width * plan.nfe + plan.tail,
             scores=firsts * (firsts > 1) + width * blocks + 1,
-            gradients=blocks + width * (plan.searched - blocks),  # children of one parent share its gradient
+            parents=blocks + width * (plan.searched - blocks),
+            moves=width * plan.searched,
         )
         if n == chains or (n and not shared):
             return n, width, firsts
