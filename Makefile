@@ -32,8 +32,8 @@ lint: $(STAMP)  ## check style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## measure (BENCH_ARGS go to python -m benchmarks)
-	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+bench: $(STAMP)  ## compare searches on a few prompts (BENCH_ARGS go to imgscale bench)
+	$(BIN)/imgscale bench benchmarks/quick.yaml --out imgscale-out/bench $(BENCH_ARGS)
 
 clean:  ## remove the environment, builds and caches, but no image
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .coverage

@@ -43,14 +43,18 @@ class Interrupt:
 
     SIGTERM is what `kill`, `timeout`, systemd and SLURM send first.
 
+    Args:
+        promise: What is said at the first.
+
     Attributes:
         asked: Whether it was asked to stop.
         by: What asked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, promise: str = "the best so far will be written (once more drops it)") -> None:
         self.asked = False
         self.by = "Ctrl-C"
+        self._promise = promise
 
     def __enter__(self) -> Interrupt:
         self._old: dict[int, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
@@ -73,7 +77,7 @@ class Interrupt:
             self.by = "SIGTERM"
         self._restore()
         # Not print: the signal may have come in the middle of one.
-        os.write(2, b"\nimgscale: stopping; the best so far will be written (once more drops it).\n")
+        os.write(2, f"\nimgscale: stopping; {self._promise}.\n".encode())
 
 
 class Live:

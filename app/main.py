@@ -18,6 +18,7 @@ import typer
 
 import imgscale
 from imgscale.app import checks
+from imgscale.app.bench import command as bench
 from imgscale.app.console import CANCELLED, complain
 from imgscale.errors import UnknownName, UserError
 
@@ -150,6 +151,9 @@ def rerun(
         )
 
     _do(work)
+
+
+app.command(help=bench.HELP)(bench.bench)
 
 
 @app.command("list")

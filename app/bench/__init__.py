@@ -1,0 +1,1 @@
+"""`imgscale bench`: searches compared over prompts, seeds, searchers, budgets, models and verifiers."""

@@ -1,0 +1,126 @@
+"""Prompts to compare searches on: a bundled list by its name, or a file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from imgscale.app import checks
+from imgscale.errors import UnknownName, UserError
+
+COLUMNS = ("prompt", "prompts", "text")  # what data sets call it, in any case of letters
+ENDINGS = (".txt", ".json", ".jsonl", ".csv", ".tsv")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and what else its list says of it.
+
+    Args:
+        text: The prompt.
+        columns: Everything else in its row; `category` is used, the rest is kept.
+    """
+
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def category(self) -> str:
+        return str(self.columns.get("category") or "")
+
+
+def bundled() -> dict[str, Path]:
+    """The lists that ship with imgscale, by name."""
+    from imgscale.models import bundled_folder
+
+    return {path.stem: path for path in sorted(bundled_folder().glob("prompts*.json"))}
+
+
+def load(source: str, categories: Sequence[str] = (), every: int = 1, limit: int | None = None) -> list[Prompt]:
+    """Prompts, each once.
+
+    Args:
+        source: A bundled name, or a file: text with a prompt a line, or JSON, JSONL, CSV or TSV with a column `prompt`.
+        categories: Which to take; all for none.
+        every: Takes the first of so many prompts, in every category alike.
+        limit: Takes at most so many of these per category.
+
+    Raises:
+        UserError: There is no such list, or it can't be read.
+    """
+    once: dict[str, Prompt] = {}
+    for prompt in _read(source):
+        once.setdefault(checks.prompt(prompt.text), prompt)
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in once.values():
+        groups.setdefault(prompt.category, []).append(prompt)
+    for name in categories:
+        if name not in groups:
+            raise UnknownName(f"category of {source!r}", name, filter(None, groups))
+    chosen = [group[::every][:limit] for name, group in groups.items() if name in (categories or groups)]
+    prompts = [prompt for group in chosen for prompt in group]
+    if not prompts:
+        raise UserError(f"The prompt list {source!r} is empty; give one with at least one prompt.")
+    return prompts
+
+
+def spread(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts in an order that mixes the categories evenly: the first rows of a run say something of them all."""
+    sizes = Counter(prompt.category for prompt in prompts)
+    seen: Counter[str] = Counter()
+    places = []
+    for i, prompt in enumerate(prompts):
+        places.append(((seen[prompt.category] + 0.5) / sizes[prompt.category], i))
+        seen[prompt.category] += 1
+    return [prompts[i] for _, i in sorted(places)]
+
+
+def _read(source: str) -> Iterator[Prompt]:
+    known = bundled()
+    path = known.get(source) or Path(source)
+    if source not in known and not path.is_file():
+        hint = f"A file that ends in {', '.join(ENDINGS)} will do, too."
+        raise UnknownName("prompt list", source, known, hint)
+    if path.suffix.lower() not in ENDINGS:
+        raise UserError(f"The prompt file {source!r} has no known ending; name it as one of {', '.join(ENDINGS)}.")
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
+        if path.suffix.lower() == ".txt":
+            lines = (line.strip() for line in text.splitlines())
+            yield from (Prompt(line) for line in lines if line and not line.startswith("#"))
+        else:
+            yield from _rows(source, path.suffix.lower(), text)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+        raise UserError(f"The prompt file {source!r} can't be read ({error}); mend it.") from error
+
+
+def _rows(source: str, ending: str, text: str) -> Iterator[Prompt]:
+    rows: Any
+    if ending in (".csv", ".tsv"):
+        rows = list(csv.DictReader(text.splitlines(), delimiter="\t" if ending == ".tsv" else ","))
+    elif ending == ".jsonl":
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    else:
+        rows = json.loads(text)
+    if not isinstance(rows, list):
+        raise UserError(f"The prompt file {source!r} holds no list; give a list of objects with a key 'prompt'.")
+    for number, row in enumerate(rows, 1):
+        columns = {"prompt": row} if isinstance(row, str) else row
+        if not isinstance(columns, dict):
+            raise UserError(f"Row {number} of the prompt file {source!r} is no object; give one with a key 'prompt'.")
+        columns = {str(k).strip(): v for k, v in columns.items()}
+        lower = {name.lower(): name for name in columns}
+        name = next((lower[c] for c in COLUMNS if c in lower), None)
+        if name is None or not isinstance(columns[name], str) or not columns[name].strip():
+            raise UserError(
+                f"Row {number} of the prompt file {source!r} has no text in a column 'prompt'; give it one."
+            )
+        prompt = columns.pop(name).strip()
+        if "category" in lower and lower["category"] in columns:
+            columns["category"] = columns.pop(lower["category"])
+        yield Prompt(prompt, columns)
