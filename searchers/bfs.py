@@ -8,12 +8,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from imgscale.potentials import Potential, Tilt
 from imgscale.problem import Problem, Verb
 from imgscale.registry import searcher
 from imgscale.resampling import Counts, Scheme, rounded, ssp, weights
 from imgscale.searchers._population import at_least_one, course
 from imgscale.searchers.best_of_n import best_of_n
-from imgscale.searchers.smc import Potential, Tilt, populations
+from imgscale.searchers.smc import populations
 
 
 @searcher("bfs", cite="zhang2025classical")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from imgscale.errors import UserError
 from imgscale.particles import Particles
+from imgscale.potentials import Tilt, log_potential
 from imgscale.problem import Problem, Request, Verb
 from imgscale.registry import searcher
 from imgscale.resampling import SCHEMES, Floats, Scheme, ess
@@ -19,9 +19,6 @@ from imgscale.searchers.best_of_n import best_of_n
 
 MOST = 64  # particles of one population, unless more are asked for
 UNLIMITED = 8  # particles where only time is limited, so that a population comes to its end in time
-
-Potential = Literal["current", "diff", "max", "sum"]
-Tempering = Literal["constant", "increase"]
 
 
 @searcher("smc", cite=("singhal2025general", "kim2025test", "gerber2019negative"))
@@ -79,63 +76,6 @@ def smc(
     places = range(0 if problem.distilled else 1, plan.searched)
     yield from populations(plan, rng, particles, places, tilt, SCHEMES[resampler], threshold)
     yield from best_of_n(problem, rng)
-
-
-@dataclass(frozen=True)
-class Tilt:
-    """How rewards become weights: the options of `smc` by their names.
-
-    Raises:
-        UserError: A number out of range, in the options of searcher ``name``.
-    """
-
-    name: str
-    potential: Potential
-    strength: float
-    standardise: bool
-    tempering: Tempering
-    gamma: float | None = None
-
-    def __post_init__(self) -> None:
-        for option, value in (("strength", self.strength), ("gamma", self.gamma)):
-            if value is not None and not (0 < value < inf):
-                raise UserError(f"{self.name}'s {option} can't be {value}; give a number above 0.")
-
-    def at(self, i: int, last: int, rewards: Floats, before: Sequence[float]) -> float:
-        """The strength of weighting i = 1 … last, for the rewards (n,) there and the strengths before."""
-        strength = self.strength
-        if self.tempering == "increase":
-            gamma = 2 ** (1 / last) - 1 if self.gamma is None else self.gamma
-            strength *= min((1 + gamma) ** i - 1, 1.0)
-        if not self.standardise:
-            return strength
-        finite = rewards[np.isfinite(rewards)]
-        spread = float(finite.std()) if len(finite) else 0.0
-        if not spread > 1e-5 * np.abs(finite).max(initial=0.0):  # they differ by rounding only
-            return before[-1] if before else 0.0
-        return strength / spread
-
-
-def log_potential(potential: Potential, rewards: Floats, strengths: Sequence[float]) -> Floats:
-    """log G (n,) of each lineage at the last of k weightings.
-
-    Args:
-        rewards: (k, n), of each lineage at each weighting. −inf there before the last one has no say.
-        strengths: (k,).
-    """
-    now, alive = rewards[-1], np.isfinite(rewards[-1])
-    known = np.where(np.isfinite(rewards), rewards, 0.0)
-    log_g: Floats
-    if potential == "current":
-        log_g = strengths[-1] * known[-1]
-    elif potential == "diff":
-        log_g = strengths[-1] * known[-1] - (strengths[-2] * known[-2] if len(known) > 1 else 0.0)
-    elif potential == "max":
-        log_g = strengths[-1] * np.where(alive, rewards.max(0), 0.0)
-    else:
-        log_g = strengths[-1] * known.sum(0)
-    log_g = np.where(alive, log_g, now)
-    return log_g
 
 
 def populations(

@@ -16,10 +16,11 @@ from imgscale.kernels import DDIM
 from imgscale.keys import fold, normal
 from imgscale.particles import Particles
 from imgscale.paths import Discrete
+from imgscale.potentials import Potential, Tempering, Tilt, log_potential
 from imgscale.problem import NOISE, Problem, Verb
 from imgscale.resampling import SCHEMES, Counts, Floats, Scheme, ssp, weights
 from imgscale.searchers._population import course
-from imgscale.searchers.smc import Potential, Tempering, Tilt, log_potential, steer
+from imgscale.searchers.smc import steer
 from tests.doubles import STEPS, Reward, Scripted, Watched, near_one, new, run
 
 POTENTIALS: tuple[Potential, ...] = get_args(Potential)
