@@ -1,6 +1,6 @@
 """Distils `shapes-flow` to four steps without guidance: `shapes-turbo`.
 
-    python -m imgscale.assets.shapes.train_turbo [--device cuda] [--steps 600] [--compile 1]
+    python -m imgscale.assets.shapes.train_turbo [--device cuda] [--steps 500] [--compile 1]
 
 Distribution matching (DMD, Yin et al. 2024, with its own rollouts as in DMD2): the student starts as the teacher and
 walks its four steps from noise. Each of its estimates is noised to a random time s, where the guided teacher says what
@@ -77,7 +77,7 @@ def matching(x0: Tensor, wanted: Tensor, seen: Tensor) -> Tensor:
 def main() -> None:
     args = arguments(
         __doc__,
-        steps=600,
+        steps=500,
         batch=8,  # walks, each of four estimates
         lr=1e-4,
         warmup=50,
