@@ -15,6 +15,7 @@ from imgscale.kernels import kernel as read_kernel
 from imgscale.particles import Particles, join
 from imgscale.problem import Problem, Verb
 from imgscale.registry import searcher
+from imgscale.searchers._population import at_least_one
 from imgscale.searchers.best_of_n import best_of_n
 from imgscale.searchers.threshold import bar
 
@@ -27,7 +28,7 @@ def dfs(
     chains: int = 4,
     backtracks: int = 4,
     depth: float = 0.25,
-    checkpoints: str = "0.25 0.5 0.75",
+    checkpoints: int = 3,
     threshold: float | None = None,
     scale: Literal["constant", "alpha"] = "constant",
     quantile: float = 0.5,
@@ -46,7 +47,7 @@ def dfs(
         chains: Chains side by side.
         backtracks: Times that one chain may go back, at all its checkpoints together.
         depth: How far back, as a share of the transitions; the paper advises a quarter or more.
-        checkpoints: Where previews are judged, as shares of the transitions with spaces between them.
+        checkpoints: Places where previews are judged, spread evenly over the transitions.
         threshold: The score that lets a chain go on. If None, a quantile of all scores seen at the same checkpoint, in
             this chain and others, since previews sharpen from one to the next.
         scale: The threshold as it is, or times the checkpoint's alpha (its share of data), which asks less of early
@@ -60,9 +61,15 @@ def dfs(
     Source: algorithm DFS of Zhang et al. 2025 (arXiv 2505.23614). Beyond it: thresholds learnt from what was seen,
     chains side by side until the budget is spent, and the ODE finish.
     """
-    _check(chains, backtracks, depth, quantile)
+    at_least_one("dfs", chains=chains, checkpoints=checkpoints)
+    if not 0 < depth <= 1 or not 0 <= quantile <= 1 or backtracks < 0:
+        raise UserError(
+            f"dfs's depth ({depth}) must be above 0 and up to 1, its quantile ({quantile}) from 0 to 1, and its"
+            f" backtracks ({backtracks}) not negative."
+        )
     schedule, step = search_schedule(problem, path, steps), read_kernel(kernel)
     marks = _marks(checkpoints, schedule.steps)
+    back = ceil(depth * schedule.steps - 1e-9)
     seen: dict[int, list[float]] = defaultdict(list)
 
     def cost(start: int, stop: int) -> np.ndarray:
@@ -82,7 +89,7 @@ def dfs(
         group, chances = (yield from problem.start(n, schedule)), torch.full((n,), backtracks)
         for mark in marks:
             group = yield from problem.denoise(group, mark, step)
-            start = max(mark - ceil(depth * schedule.steps - 1e-9), 0)
+            start = max(mark - back, 0)
             alpha = float(schedule.path.alpha(schedule.times[mark])) if scale == "alpha" else 1.0
             trial, chain, retry = group, torch.arange(n), cost(start, mark) + 1
             if not chances.any() or not fitting(1, retry, held=n * image(mark) + [0, n]):
@@ -114,19 +121,7 @@ def _better(group: Particles, trial: Particles, chain: torch.Tensor) -> Particle
     return join([group, trial])[rows]
 
 
-def _marks(checkpoints: str, steps: int) -> list[int]:
+def _marks(checkpoints: int, steps: int) -> list[int]:
     """The steps at which previews are judged: neither the noise nor the image."""
-    try:
-        shares = [float(share) for share in checkpoints.split()]
-    except ValueError:
-        shares = []
-    if not shares or not all(0 < share < 1 for share in shares):
-        raise UserError(f"dfs's checkpoints can't be {checkpoints!r}; give shares between 0 and 1, such as 0.5 0.75.")
-    return sorted({min(max(round(share * steps), 1), steps - 1) for share in shares} - {0})
-
-
-def _check(chains: int, backtracks: int, depth: float, quantile: float) -> None:
-    if chains < 1 or backtracks < 0:
-        raise UserError(f"dfs needs at least 1 chain and 0 backtracks, not {chains} and {backtracks}.")
-    if not 0 < depth <= 1 or not 0 <= quantile <= 1:
-        raise UserError(f"dfs's depth ({depth}) must be above 0, its quantile ({quantile}) at least 0, both at most 1.")
+    even = (round(steps * (i + 1) / (checkpoints + 1)) for i in range(checkpoints))
+    return sorted({mark for mark in even if 0 < mark < steps})

@@ -64,7 +64,7 @@ def verifier_threshold(
         at = None if problem.distilled else (yield from problem.start(1, plan.schedule))
         for place in range(0 if at is None else 1, last + 1):
             drawn: list[Particles] = []
-            while n := int(min(draws, most - sum(map(len, drawn)), _room(plan, place, last))):
+            while n := int(min(draws, most - sum(map(len, drawn)), _room(plan, place, last))) or int(not drawn):
                 fresh = problem.prior(n, plan.schedule) if at is None else at.branch(n, first=sum(map(len, drawn)))
                 batch, scores = yield from problem.score((yield from problem.denoise(fresh, place, plan.kernel)))
                 drawn.append(batch)

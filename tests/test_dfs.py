@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from imgscale import registry
 from imgscale.budget import Budget
 from imgscale.engine import Search
 from imgscale.errors import UserError
@@ -16,7 +17,7 @@ from imgscale.kernels import DDIM, ODE, Kernel, renoise
 from imgscale.keys import fold, normal, root
 from imgscale.problem import NOISE, RENOISE
 from imgscale.searchers.dfs import _marks
-from tests.doubles import STEPS, Scripted, Watched, new, run
+from tests.doubles import STEPS, Reward, Scripted, Watched, new, run
 
 TIMES = (1.0, 0.75, 0.5, 0.25, 0.0)
 
@@ -24,7 +25,7 @@ TIMES = (1.0, 0.75, 0.5, 0.25, 0.0)
 def dfs(scores: Sequence[float], budget: int, **options: Any) -> tuple[Search, list[tuple[float, int]]]:
     """One chain with one checkpoint at t = .5 unless told otherwise; the time and rows of each evaluation."""
     world = Watched(shape=(3,))
-    options = {"chains": 1, "checkpoints": "0.5", "threshold": 0.5, **options}
+    options = {"chains": 1, "checkpoints": 1, "threshold": 0.5, **options}
     search = run(world, new(world, "dfs", budget=budget, verifier=Scripted(scores), options=options))
     assert search.meter.ledger.nfe == world.evaluations <= budget
     return search, [(call[0][0], len(call)) for call in world.places]
@@ -51,9 +52,8 @@ def march(tries: int, kernel: Kernel | None = None, top: int = 1) -> Tensor:
 
 
 def test_marks() -> None:
-    assert _marks("0.25 0.5 0.75", 4) == [1, 2, 3] and _marks("0.25 0.5 0.75", 2) == [1]
-    assert _marks("0.2 0.4 0.6 0.8", 10) == [2, 4, 6, 8] and _marks("0.01 0.99", 10) == [1, 9]
-    assert _marks("0.5", 1) == []
+    assert [_marks(n, 4) for n in (1, 3, 9)] == [[2], [1, 2, 3], [1, 2, 3]]
+    assert _marks(4, 10) == [2, 4, 6, 8] and _marks(3, 2) == [1] and _marks(3, 1) == []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_without_backtracks_the_best_seen_there_goes_on(scores: list[float], bes
 def test_backtracks_are_for_all_checkpoints_together() -> None:
     """Of three backtracks, the first checkpoint takes two; the third has none left to take."""
     scores = [0.1, 0.1, 0.9, 0.2, 0.2, 0.2, 0.0]
-    _, asked = dfs(scores, 4 + 2 * 2 + 2 + 1, checkpoints="0.25 0.5 0.75", backtracks=3)
+    _, asked = dfs(scores, 4 + 2 * 2 + 2 + 1, checkpoints=3, backtracks=3)
     assert [t for t, _ in asked] == [1.0, 0.75, 1.0, 0.75, 1.0, 0.75, 0.5, 0.75, 0.5, 0.25]
 
 
@@ -119,7 +119,7 @@ def test_a_threshold_of_its_own_is_a_quantile_of_what_was_seen() -> None:
 def test_chains_share_batches_and_keep_apart() -> None:
     """As two seeds: chains with and without a retry are what they are alone."""
     world = Watched(shape=(3,))
-    options = {"chains": 2, "checkpoints": "0.5", "threshold": 0.5}
+    options = {"chains": 2, "checkpoints": 1, "threshold": 0.5}
     verifier = Scripted([0.1, 0.9, 0.9, 0.7, 0.6])  # the 1st goes back once; its image is the better one
     search = run(world, new(world, "dfs", budget=2 * 4 + 2, verifier=verifier, options=options))
     assert world.batches == [2, 2, 2, 1, 1, 2] and search.best is not None and search.best.seed == 0
@@ -157,16 +157,28 @@ def test_less_than_a_sample_is_left(nfe: int) -> None:
     assert nfe - search.meter.ledger.nfe < STEPS and search.stopped == "complete"
 
 
+@pytest.mark.parametrize("guide", [entry.name for entry in registry.guide])
+@pytest.mark.parametrize("distilled", [False, True])
+@pytest.mark.parametrize("budget", [4, 7, 13, 30, Budget(verifier_calls=30), Budget(nfe=60, gradients=9)], ids=str)
+def test_guides_bend_its_steps_within_any_budget(guide: str, distilled: bool, budget: int | Budget) -> None:
+    """One that takes more gradients than are reckoned with may end the search, in good order."""
+    world, verifier = Watched(), Reward()
+    verifier.differentiable = True
+    search = run(world, new(world, f"dfs+{guide}", budget=budget, distilled=distilled, verifier=verifier))
+    ledger = search.meter.ledger
+    assert all(search.meter.left(kind) >= 0 for kind in ("nfe", "verifier_calls", "decodes", "gradients"))
+    assert ledger.gradients > 0 or budget == 4 or distilled, "the guide had its say"
+    assert search.best is not None and search.best.finished
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chains": 0}, "at least 1 chain and 0 backtracks"),
-        ({"backtracks": -1}, "at least 1 chain and 0 backtracks"),
+        ({"chains": 0}, "chains can't be 0; it must be at least 1"),
+        ({"checkpoints": 0}, "checkpoints can't be 0; it must be at least 1"),
+        ({"backtracks": -1}, r"backtracks \(-1\) not negative"),
         ({"depth": 0.0}, r"depth \(0.0\) must be above 0"),
-        ({"quantile": 2.0}, r"quantile \(2.0\) at least 0, both at most 1"),
-        ({"checkpoints": "0 0.5"}, "give shares between 0 and 1"),
-        ({"checkpoints": ""}, "can't be ''"),
-        ({"checkpoints": "half"}, "can't be 'half'"),
+        ({"quantile": 2.0}, r"quantile \(2.0\) from 0 to 1"),
         ({"kernel": "euler"}, "Unknown kernel 'euler'"),
         ({"scale": "beta"}, "give 'constant' or 'alpha'"),
     ],

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from imgscale import registry
 from imgscale.budget import Budget
 from imgscale.engine import Search
 from imgscale.errors import UserError
 from imgscale.keys import root
 from imgscale.paths import VP, Linear
 from imgscale.searchers.threshold import bar
-from tests.doubles import STEPS, Scripted, Watched, new, run
+from tests.doubles import STEPS, Reward, Scripted, Watched, new, run
 from tests.test_searchers import VP_TIMES, by_hand
 
 PLACES = (0.75, 0.5, 0.25)
@@ -129,6 +130,20 @@ def test_less_than_a_sample_is_left(nfe: int) -> None:
     world = Watched()
     search = run(world, new(world, "threshold", budget=nfe))
     assert nfe - search.meter.ledger.nfe < STEPS and search.stopped == "complete"
+
+
+@pytest.mark.parametrize("guide", [entry.name for entry in registry.guide])
+@pytest.mark.parametrize("distilled", [False, True])
+@pytest.mark.parametrize("budget", [4, 7, 13, 30, Budget(verifier_calls=30), Budget(nfe=60, gradients=9)], ids=str)
+def test_guides_bend_its_steps_within_any_budget(guide: str, distilled: bool, budget: int | Budget) -> None:
+    """One that takes more gradients than are reckoned with may end the search, in good order."""
+    world, verifier = Watched(), Reward()
+    verifier.differentiable = True
+    search = run(world, new(world, f"threshold+{guide}", budget=budget, distilled=distilled, verifier=verifier))
+    ledger = search.meter.ledger
+    assert all(search.meter.left(kind) >= 0 for kind in ("nfe", "verifier_calls", "decodes", "gradients"))
+    assert ledger.gradients > 0 or budget == 4 or distilled, "the guide had its say"
+    assert search.best is not None and search.best.finished
 
 
 @pytest.mark.parametrize(
