@@ -136,7 +136,8 @@ def times(schedule: Schedule, grid: tuple[Tensor, Tensor | None], steps: int) ->
         found = as_time(sigmas[: len(timesteps)])
     else:
         found = as_time(timesteps) / schedule.train_steps
-    found = found.clamp(0, 1).unique().flip(0)  # second-order schedulers visit their times twice
+    # Where the last time is a setting (shift_terminal), a single step's grid is 0 / 0; all it can visit is noise.
+    found = found.nan_to_num(nan=1.0).clamp(0, 1).unique().flip(0)  # second-order schedulers visit their times twice
     found = found[found > 0]
     if len(found) > steps:  # or put midpoints between them
         found = found[torch.linspace(0, len(found) - 1, steps).round().long()]

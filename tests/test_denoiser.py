@@ -129,6 +129,17 @@ def test_the_shift_by_image_size_is_read() -> None:
     assert large[2] > small[2]
 
 
+def test_a_single_step_starts_from_noise_where_the_last_time_is_a_setting() -> None:
+    import diffusers
+
+    pipe = zoo.build("StableDiffusion3Pipeline")
+    pipe.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift_terminal=0.4)
+    denoiser = Denoiser(pipe, zoo.ZOO["StableDiffusion3Pipeline"].defaults)
+    cond = denoiser.encode("a cat", height=32, width=32)
+    assert denoiser.grid(1, cond).tolist() == [1, 0]
+    assert denoiser.grid(2, cond).tolist() == pytest.approx([1, 0.4, 0])
+
+
 def test_unknown_schedulers_are_refused() -> None:
     import diffusers
 
