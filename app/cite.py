@@ -21,7 +21,7 @@ def cite(names: Sequence[str], as_json: bool = False) -> int:
     """Prints BibTeX entries.
 
     Args:
-        names: BibTeX keys, searchers or verifiers, whose papers are cited beside imgscale itself; all for none.
+        names: BibTeX keys, searchers, guides or verifiers, whose papers are cited beside imgscale itself; all for none.
         as_json: As a list of objects with ``key`` and ``bibtex``.
     """
     known = references()
@@ -37,9 +37,9 @@ def _keys(names: Sequence[str], known: dict[str, str]) -> list[str]:
     from imgscale import registry
 
     sources = {key: [key] for key in known}
-    for entry in (*registry.searcher, *registry.verifier):
-        sources.setdefault(entry.name, []).extend(entry.cite)
+    for entry in (*registry.searcher, *registry.guide, *registry.verifier):
+        sources.setdefault(entry.name, []).extend(entry.cite)  # dps is a searcher and a guide
     for name in names:
         if name not in sources:
-            raise UnknownName("paper, searcher or verifier", name, sources)
+            raise UnknownName("paper, searcher, guide or verifier", name, sources)
     return list(dict.fromkeys(["imgscale", *(key for name in names for key in sources[name])]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imgscale.app import checks
@@ -24,6 +25,7 @@ class Job:
     negative: str | None = None
     model: str = "shapes-flow"
     searcher: str = "rbf"
+    guide: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     verifier: str = "clip"
     report: tuple[str, ...] = ()
@@ -38,6 +40,7 @@ class Job:
     max_batch: int = 32
     arguments: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = True
+    journal: Path | None = None
 
     def check(self) -> None:
         """Refuses what can't be run, before the model is loaded; the cheapest checks come first.
@@ -51,7 +54,10 @@ class Job:
         if self.negative is not None:
             checks.prompt(self.negative, "negative prompt")
         models.locate(self.model)
-        registry.searcher.resolve(self.searcher, self.options)
+        searcher, guide = registry.compose(self.searcher, self.guide)
+        registry.searcher.resolve(searcher, self.options)
+        if guide is not None:
+            registry.guide.resolve(guide)
         judges = {registry.verifier.resolve(spec)[0].name for spec in (self.verifier, *self.report)}
         if "shapes" in judges:
             try:
@@ -103,6 +109,7 @@ class Job:
             self.prompt,
             self.negative,
             searcher=self.searcher,
+            guide=self.guide,
             verifier=self.verifier,
             report=self.report,
             budget=self.budget,
@@ -115,6 +122,7 @@ class Job:
             plain=self.plain,
             progress=False,
             callback=callback,
+            journal=self.journal,
             **self.arguments,
         )
         return output

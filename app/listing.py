@@ -11,11 +11,11 @@ from imgscale.errors import UnknownName
 if TYPE_CHECKING:
     from imgscale.registry import Entry
 
-KINDS = ("models", "searchers", "verifiers")
+KINDS = ("models", "searchers", "guides", "verifiers")
 
 
 def show(kind: str | None, as_json: bool = False) -> int:
-    """Prints the models, searchers and verifiers, or one kind of them.
+    """Prints the models, searchers, guides and verifiers, or one kind of them.
 
     Args:
         kind: One of `KINDS`, or None for all.

@@ -57,6 +57,7 @@ def generate(
     prompt: str = typer.Argument(..., metavar="PROMPT", help="What the image should show."),
     model: str = typer.Option("shapes-flow", "--model", "-m", metavar="NAME", help="Bundled name, folder or hub id."),
     searcher: str = typer.Option("rbf", "--searcher", "-s", metavar="NAME", help="How to search (imgscale list)."),
+    guide: str | None = typer.Option(None, metavar="NAME", help="Bends the searcher's steps (imgscale list guides)."),
     settings: list[str] = typer.Option([], "--set", metavar="OPTION=VALUE", help="The searcher's option; repeatable."),
     verifier: str = typer.Option("clip", "--verifier", "-v", metavar="NAME", help="What to steer by (imgscale list)."),
     report: list[str] = typer.Option(
@@ -73,6 +74,9 @@ def generate(
     device: str | None = _DEVICE,
     dtype: str | None = typer.Option(None, metavar="NAME", help="float32, bfloat16 or float16."),
     out: Path = typer.Option(Path("imgscale-out"), "--out", "-o", metavar="FOLDER", help="Where files go."),
+    journal: Path | None = typer.Option(
+        None, metavar="FOLDER", help="Keep the search there as it goes on; the same command resumes it."
+    ),
     no_plain: bool = typer.Option(
         False, "--no-plain", metavar=_FLAG, help="Don't make the plain image to compare with."
     ),
@@ -94,6 +98,7 @@ def generate(
         negative=negative,
         model=model,
         searcher=searcher,
+        guide=guide,
         options=checks.options(settings),
         verifier=verifier,
         report=tuple(name for name in report if name != "none") if report else default_report(model, prompt),
@@ -106,6 +111,7 @@ def generate(
         device=device,
         dtype=checks.dtype(dtype),
         plain=not no_plain,
+        journal=journal,
     )
 
     def work() -> int:
@@ -158,10 +164,12 @@ app.command(help=bench.HELP)(bench.bench)
 
 @app.command("list")
 def list_(
-    kind: str | None = typer.Argument(None, metavar="[models|searchers|verifiers]", help="One kind; all by default."),
+    kind: str | None = typer.Argument(
+        None, metavar="[models|searchers|guides|verifiers]", help="One kind; all by default."
+    ),
     as_json: bool = _JSON,
 ) -> None:
-    """List the models, searchers and verifiers, with their options."""
+    """List the models, searchers, guides and verifiers, with their options."""
 
     def work() -> int:
         from imgscale.app import listing
@@ -188,7 +196,9 @@ def doctor(as_json: bool = _JSON, quiet: bool = _QUIET) -> None:
 
 @app.command()
 def cite(
-    names: list[str] = typer.Argument(None, metavar="[NAME]...", help="Searchers, verifiers or keys; all by default."),
+    names: list[str] = typer.Argument(
+        None, metavar="[NAME]...", help="Searchers, guides, verifiers or keys; all by default."
+    ),
     as_json: bool = _JSON,
 ) -> None:
     """Print BibTeX for imgscale and the methods it runs."""

@@ -101,6 +101,7 @@ def summary(output: SearchOutput, paths: dict[str, Path]) -> dict[str, Any]:
         "model": output.model,
         "searcher": output.searcher,
         "options": {name: str(value) for name, value in output.settings["options"].items()},
+        "guide": output.settings["guide"],
         "verifier": output.verifier,
         "report": output.settings["report"],
         "budget": output.settings["budget"],

@@ -137,6 +137,7 @@ def job_of(record: Record, model: str | None = None, verifier: str | None = None
         negative=record.negative_prompt,
         model=model or record.model,
         searcher=record.searcher,
+        guide=record.guide,
         options=record.options,
         verifier=verifier or record.verifier,
         report=tuple(name for name in record.report if name in known),

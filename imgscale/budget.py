@@ -108,9 +108,9 @@ class Meter:
         for kind, amount in amounts.items():
             setattr(self.ledger, kind, getattr(self.ledger, kind) + amount)
 
-    def restart(self) -> None:
-        """Starts the clock anew."""
-        self._began = time.monotonic()
+    def restart(self, seconds: float = 0.0) -> None:
+        """Starts the clock anew, or where so many seconds have passed already."""
+        self._began = time.monotonic() - seconds
 
     def tick(self) -> float:
         """Brings the seconds up to date and returns what is left of them."""

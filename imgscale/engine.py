@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from imgscale.budget import BudgetSpent, Meter
+from imgscale.journal import Entry, Journal, magnitude, on_cpu
 from imgscale.kernels import ODE
 from imgscale.particles import Particles
 from imgscale.paths import convert
@@ -65,6 +66,8 @@ class Search:
         events: What went wrong without ending the search.
         stopped: Why it ended, or "" while it runs.
         rounds: Engine steps up to that end: to stop there again gives the same image again.
+        number: Among the searches that run together.
+        journal: Takes down the answers.
     """
 
     problem: Problem
@@ -76,12 +79,16 @@ class Search:
     events: list[str] = field(default_factory=list)
     stopped: str = ""
     rounds: int = 0
+    number: int = 0
+    journal: Journal | None = None
     _request: Request | None = None
     _closing: bool = False
     _heard: bool = False  # a score from the verifier, ever
     _unheard: int = 0  # verifier calls that failed
     _checked: float = 0.0  # seconds at the last check of the clock
     _pace: float = 0.0  # seconds of the slowest engine step; the first, which warms up, counts only at first
+    _told: int = 0  # events that the journal knows
+    _replayed: Entry | None = None  # what is answered from the journal now
 
     @property
     def meter(self) -> Meter:
@@ -132,8 +139,11 @@ class Search:
 
     # ---------------------------------------------------------------------------------------- the engine's side
 
-    def settle(self, images: Tensor, scores: Tensor, particles: Particles) -> None:
-        """Takes note of scored images: the best so far, the trace, the end of what can't get better."""
+    def settle(self, images: Tensor | None, scores: Tensor, particles: Particles) -> None:
+        """Takes note of scored images: the best so far, the trace, the end of what can't get better.
+
+        Without the images, which the journal doesn't hold, the new best is the one that it does.
+        """
         self._request = None
         if particles.finished:
             self.problem.done = True
@@ -144,14 +154,44 @@ class Search:
             if self.best.score >= self.problem.ceiling:
                 self.end("ceiling")
 
-    def keep(self, images: Tensor, x0: Tensor, scores: Tensor, seeds: Tensor, i: int, finished: bool = True) -> None:
+    def keep(
+        self, images: Tensor | None, x0: Tensor, scores: Tensor, seeds: Tensor, i: int, finished: bool = True
+    ) -> None:
         """Makes row ``i`` the best so far."""
-        image = images[i : i + 1].nan_to_num(0.0, 1.0, 0.0)
-        report = {v.name: float(self.judge(v, image)[0]) for v in self.reports}
+        if images is not None:
+            image = images[i : i + 1].nan_to_num(0.0, 1.0, 0.0)
+            report = {v.name: float(self.judge(v, image)[0]) for v in self.reports}
+        else:
+            assert self._replayed is not None
+            image = self._replayed.tensors.get("image", torch.zeros(3, 1, 1))[None]  # a later one is kept there
+            report = dict(self._replayed.report or {})
         self.meter.charge(report_calls=len(self.reports))
         score = float(scores[i])
         self.best = Candidate(image[0].cpu(), x0[i].cpu(), score, int(seeds[i]), finished, report)
         self.mark()
+
+    def log(self, request: Request, tensors: dict[str, Tensor], *, best: Candidate | None, lost: bool = False) -> None:
+        """Takes an answer down in the journal; ``best`` is the one before it."""
+        if self.journal is None or self._replayed is not None or self.stopped in ("deadline", "cancelled"):
+            return  # what a stop made the engine do isn't part of the search
+        self.meter.tick()
+        new = self.best if self.best is not best else None
+        self.journal.add(
+            Entry(
+                search=self.number,
+                request=type(request).__name__,
+                shape=tuple(_subject(request).shape),
+                size=magnitude(_subject(request)),
+                rounds=self.rounds,
+                seconds=self.meter.ledger.seconds,
+                pace=self._pace,
+                events=self.events[self._told :],
+                lost=lost,
+                report=None if new is None else new.report,
+                tensors=on_cpu(tensors if new is None else {**tensors, "image": new.image}),
+            )
+        )
+        self._told = len(self.events)
 
     def mark(self) -> None:
         """Adds the present state to the trace."""
@@ -174,6 +214,14 @@ class Search:
         self._pace = max(now - self._checked, self._pace if self.rounds > 2 else 0.0)
         self._checked = now
         return left
+
+
+def _subject(request: Request) -> Tensor:
+    """The tensor that a request is about."""
+    if isinstance(request, Predict):
+        return request.x
+    about = isinstance(request, Score) or request.to is None
+    return request.particles.x0 if about else request.particles.x
 
 
 def _notices(members: Sequence[Search]) -> Callable[[str], None]:
@@ -232,6 +280,7 @@ class Engine:
         searches: Sequence[Search],
         tick: Callable[[Sequence[Search]], None] | None = None,
         stop: Callable[[], str] = lambda: "",
+        journal: Journal | None = None,
     ) -> None:
         """Runs all searches to their ends; their fields then hold the outcome.
 
@@ -240,10 +289,16 @@ class Engine:
             tick: Called after every engine step.
             stop: Asked before every engine step. "cancelled" ends all searches with their best so far, another
                 reason ends them once each has finished an image.
+            journal: The answers up to where the same searches stopped before, and the place for further ones.
+
+        Raises:
+            UserError: The journal is of other searches.
         """
         try:
             with torch.no_grad():
                 self.prime(searches)
+                if journal is not None:
+                    self._replay(searches, journal)
                 while active := [s for s in searches if s.running]:
                     self._check_stops(active, stop())
                     for search in active:
@@ -251,6 +306,8 @@ class Engine:
                     self._predict([s for s in active if isinstance(s._request, Predict)])
                     self._score([s for s in active if isinstance(s._request, Score)])
                     self._differentiate([s for s in active if isinstance(s._request, Gradient)])
+                    if journal is not None:
+                        journal.step()
                     if tick:
                         tick(searches)
                 for search in searches:
@@ -262,6 +319,74 @@ class Engine:
         finally:
             for search in searches:
                 search.steps.close()
+            if journal is not None:
+                journal.write()
+
+    def _replay(self, searches: Sequence[Search], journal: Journal) -> None:
+        """Answers the searches from the journal until it has no more, and has them write to it from there."""
+        for number, search in enumerate(searches):
+            search.number, search.journal = number, journal
+        for entry in journal.read():
+            if not 0 <= entry.search < len(searches):
+                raise journal.damaged("it has more searches")
+            search = searches[entry.search]
+            while search.running and not self._open(search):
+                pass  # it was answered without work, or ended and goes on to finish its incumbent
+            request = search._request
+            if request is None or not entry.answers(type(request).__name__, _subject(request)):
+                raise journal.damaged("the search asks for something else than it did")
+            search.rounds, search._checked, search._pace = entry.rounds, entry.seconds, entry.pace
+            search.meter.restart(entry.seconds)
+            for event in entry.events:
+                search.notice(event)
+            search._told = len(search.events)
+            search._replayed = entry
+            self._answer_again(search, request, entry)
+            search._replayed = None
+
+    def _answer_again(self, search: Search, request: Request, entry: Entry) -> None:
+        device = _subject(request).device
+        tensors = {name: t if name in ("scores", "image") else t.to(device) for name, t in entry.tensors.items()}
+        try:
+            if isinstance(request, Predict):
+                self._answer(search, tensors["x0"])
+                return
+            scores = tensors["scores"]
+            particles, answer = request.particles, scores
+            if isinstance(request, Gradient):
+                slope = Slope(tensors["x"], tensors["x0"], scores, tensors["gradient"])
+                particles, answer = _there(request, slope), slope  # type: ignore[assignment]
+        except KeyError as error:
+            assert search.journal is not None
+            raise search.journal.damaged(f"an answer lacks its {error}") from error
+        self._settle(search, particles, None, scores, entry.lost, answer, {})
+
+    def _open(self, search: Search) -> bool:
+        """Whether a request needs work, and is paid: empty ones are answered, those beyond the budget end it."""
+        request = search._request
+        assert request is not None
+        n = len(_subject(request))
+        if n == 0:
+            none = torch.zeros(0, dtype=torch.float64)
+            if isinstance(request, Predict):
+                self._answer(search, request.x)
+            elif isinstance(request, Score):
+                self._answer(search, none)
+            else:
+                self._answer(search, Slope(request.particles.x, request.particles.x0, none, request.particles.x))
+            return False
+        amounts = {"nfe": n}
+        if not isinstance(request, Predict):
+            amounts = {"verifier_calls": n, "decodes": n}
+            if isinstance(request, Gradient):
+                amounts |= {"nfe": n * request.nfe, "gradients": n}
+        try:
+            search.meter.require(**amounts)
+        except BudgetSpent:
+            search.end("budget")
+            return False
+        search.meter.charge(**amounts)
+        return True
 
     def _check_stops(self, active: Sequence[Search], stop: str) -> None:
         for search in active:
@@ -287,12 +412,8 @@ class Engine:
         for search in searches:
             request = search._request
             assert isinstance(request, Predict)
-            if not len(request.x):
-                self._answer(search, request.x)
+            if not self._open(search):
                 continue
-            if not self._afford(search, nfe=len(request.x)):
-                continue
-            search.meter.charge(nfe=len(request.x))
             x, t = convert(request.x, request.t, request.path, own)
             time = float(t)
             place = None if self.denoiser.mixed_times else time
@@ -300,9 +421,11 @@ class Engine:
         for members in groups.values():
             x0 = self._predict_group(members)
             for (search, _, _), answer in zip(members, x0.split([len(x) for _, x, _ in members]), strict=True):
+                assert search._request is not None
+                search.log(search._request, {"x0": answer}, best=search.best)
                 self._answer(search, answer)
 
-    def _answer(self, search: Search, answer: Tensor | Slope) -> None:
+    def _answer(self, search: Search, answer: Any) -> None:
         search._request = None
         search.advance(answer)
 
@@ -324,24 +447,11 @@ class Engine:
     def _score(self, searches: Sequence[Search]) -> None:
         groups: dict[Hashable, list[Search]] = {}
         for search in searches:
-            request = search._request
-            assert isinstance(request, Score)
-            n = len(request.particles)
-            if not n:
-                self._answer(search, torch.zeros(0, dtype=torch.float64))
-            elif self._afford(search, verifier_calls=n, decodes=n):
+            assert isinstance(search._request, Score)
+            if self._open(search):
                 groups.setdefault((search.problem.cond.key, id(search.verifier)), []).append(search)
         for members in groups.values():
             self._score_group(members)
-
-    def _afford(self, search: Search, **amounts: int) -> bool:
-        """Ends a search whose request doesn't fit into its budget."""
-        try:
-            search.meter.require(**amounts)
-        except BudgetSpent:
-            search.end("budget")
-            return False
-        return True
 
     def _score_group(self, members: list[Search]) -> None:
         requests = [s._request for s in members if isinstance(s._request, Score)]
@@ -367,25 +477,26 @@ class Engine:
         for search, request, part, pictures, good, lost in zip(
             members, requests, *(rows.split(counts) for rows in (scores, images, finite, failed)), strict=True
         ):
-            search.meter.charge(verifier_calls=len(part), decodes=len(part))
-            self._settle(search, request.particles, pictures, part, good, lost, part)
+            _tell(search, good)
+            self._settle(search, request.particles, pictures, part, bool(lost.all()), part, {"scores": part})
 
     def _settle(
         self,
         search: Search,
         particles: Particles,
-        images: Tensor,
+        images: Tensor | None,
         scores: Tensor,
-        good: Tensor,
-        lost: Tensor,
+        lost: bool,
         answer: Any,
+        tensors: dict[str, Tensor],
     ) -> None:
-        """Takes rewards of one search's images: ``good`` ones were finite, ``lost`` ones had a failing verifier."""
-        if not bool(good.all()):
-            search.notice("Some latents or images weren't finite; they count as −inf.")
+        """Takes rewards of one search's images: ``lost`` if the verifier failed for all of them."""
+        request, best = search._request, search.best
+        assert request is not None
         search._heard |= bool(scores.isfinite().any())
-        search._unheard += bool(lost.all())
+        search._unheard += lost
         search.settle(images, scores, particles)
+        search.log(request, tensors, best=best, lost=lost)
         if search.stopped and not search._closing:
             return
         if not search._heard and search._unheard >= PATIENCE:
@@ -400,14 +511,8 @@ class Engine:
         for search in searches:
             request = search._request
             assert isinstance(request, Gradient)
-            n, particles = len(request.particles), request.particles
-            if not n:
-                self._answer(search, Slope(particles.x, particles.x0, torch.zeros(0, dtype=torch.float64), particles.x))
-                continue
-            amounts = {"nfe": n * request.nfe, "verifier_calls": n, "decodes": n, "gradients": n}
-            if self._afford(search, **amounts):
-                search.meter.charge(**amounts)
-                place = (particles.schedule, particles.step, request.to)
+            if self._open(search):
+                place = (request.particles.schedule, request.particles.step, request.to)
                 groups.setdefault((search.problem.cond.key, id(search.verifier), place), []).append(search)
         for members in groups.values():
             self._differentiate_group(members)
@@ -450,10 +555,10 @@ class Engine:
             *(rows.split(counts) for rows in (end, x0, images, scores, gradient, good, failed)),
             strict=True,
         ):
-            x_end, x0_end, pictures, rewards, slope, sound, lost = parts
-            there = request.particles.step if request.to is None else request.to
-            particles = replace(request.particles, step=there, x=x_end, x0=x0_end)
-            self._settle(search, particles, pictures, rewards, sound, lost, Slope(x_end, x0_end, rewards, slope))
+            x_end, x0_end, pictures, rewards, steepness, sound, lost = parts
+            slope = Slope(x_end, x0_end, rewards, steepness)
+            _tell(search, sound)
+            self._settle(search, _there(request, slope), pictures, rewards, bool(lost.all()), slope, vars(slope))
 
     def _solve(self, x: Tensor, request: Gradient, cond: Condition) -> tuple[Tensor, Tensor]:
         """x and x0 where the ODE from x leads, with their graph."""
@@ -513,6 +618,17 @@ class Engine:
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
         return done
+
+
+def _there(request: Gradient, slope: Slope) -> Particles:
+    """The particles where their rewards were taken."""
+    step = request.particles.step if request.to is None else request.to
+    return replace(request.particles, step=step, x=slope.x, x0=slope.x0)
+
+
+def _tell(search: Search, good: Tensor) -> None:
+    if not bool(good.all()):
+        search.notice("Some latents or images weren't finite; they count as −inf.")
 
 
 def _stack(conds: Sequence[Condition], counts: Sequence[int]) -> Condition:

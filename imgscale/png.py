@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 import imgscale
 from imgscale import files
 from imgscale.errors import UserError
+from imgscale.registry import composed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -132,11 +133,6 @@ def _without_folders(value: Any) -> Any:
     return f"…/{Path(value).name}" if isinstance(value, str) and Path(value).is_absolute() else value
 
 
-def with_guide(searcher: str, guide: str | None) -> str:
-    """How users write a searcher with its guide."""
-    return searcher if guide is None else f"{searcher}+{guide}"
-
-
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v if isinstance(v, bool | int | float | str | None) else str(v) for k, v in values.items()}
 
@@ -159,7 +155,7 @@ def parameters(record: Record, searched: bool = True) -> str:
     }
     searching = {
         "Searcher": _quoted(
-            " ".join([with_guide(record.searcher, record.guide), *(f"{k}={v}" for k, v in record.options.items())])
+            " ".join([composed(record.searcher, record.guide), *(f"{k}={v}" for k, v in record.options.items())])
         ),
         "Verifier": _quoted(record.verifier),
         "NFE": record.nfe,

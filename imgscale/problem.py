@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,12 +84,13 @@ Verb = Generator[Request, Any, Any]
 NOISE = -1  # folded into a key before the step: no child and no starting noise has this number
 RENOISE = -2  # the same for going back
 
+REMEMBERED = 256  # gradients of parents that may get further children
 
 class Guide(Protocol):
     """What bends the transitions of another searcher, by the reward's gradient for example.
 
-    One that takes the gradient at every place has an attribute ``slopes = True``: where the model hasn't been asked
-    yet, x0 and gradient then come of one evaluation.
+    One that follows gradients has an attribute ``slopes``. Where it is true it takes the gradient in x at every place:
+    x0 and gradient then come of one evaluation where the model hasn't been asked yet.
     """
 
     def __call__(
@@ -149,6 +150,8 @@ class Problem:
         self.done = False
         self._drawn = 0
         self._slopes: tuple[tuple[Schedule, int], dict[bytes, Tensor]] = (self.schedule, 0), {}
+        if hasattr(guide, "slopes"):
+            self.check_differentiable()
 
     # ------------------------------------------------------------------------------------------- what is left
 
@@ -242,14 +245,21 @@ class Problem:
 
     def _move(self, particles: Particles, kernel: Kernel, guide: Guide | None) -> Generator[Request, Any, Tensor]:
         """x at the next step."""
-        schedule, t, t_next = particles.schedule, particles.time, particles.schedule.times[particles.step + 1]
         noise = None
-        if kernel.stochastic and t_next > 0:
+        if kernel.stochastic and particles.schedule.times[particles.step + 1] > 0:
             noise = normal(fold(particles.keys, NOISE, particles.step + 1), tuple(particles.x.shape[1:]))
             noise = noise.to(particles.x.device, non_blocking=True)
         if guide is not None:
             return (yield from guide(self, particles, kernel, noise))
-        return (yield from self.transition(kernel, schedule.path, t, t_next, particles.x, particles.x0, noise))
+        return (yield from self.advance(particles, kernel, noise))
+
+    def advance(
+        self, particles: Particles, kernel: Kernel, noise: Tensor | None, shift: Tensor | float = 0.0
+    ) -> Generator[Request, Any, Tensor]:
+        """x of the particles at their next step, with a shift of x0: `transition`, for guides."""
+        t, t_next = particles.schedule.times[particles.step : particles.step + 2]
+        path = particles.schedule.path
+        return (yield from self.transition(kernel, path, t, t_next, particles.x, particles.x0, noise, shift))
 
     def transition(
         self,
@@ -277,20 +287,21 @@ class Problem:
             return end.value  # type: ignore[no-any-return]
 
     def renoise(
-        self, particles: Particles, to: int, schedule: Schedule | None = None
+        self, particles: Particles, to: int, schedule: Schedule | None = None, sloped: bool = False
     ) -> Generator[Request, Any, Particles]:
         """Takes particles back to step ``to``, of another schedule if one is given, by forward noising.
 
         The noise follows from their keys, and they get new ones: `branch` those that are to go back several ways.
         """
+        Of ``sloped`` ones the gradient that is asked for next comes of the same evaluation.
         schedule = schedule or particles.schedule
         self._admit(len(particles), 1, schedule, to)
         x, t = convert(particles.x, particles.time, particles.schedule.path, schedule.path)
         keys = fold(particles.keys, RENOISE, to)
         noise = normal(fold(keys, NOISE, to), tuple(x.shape[1:])).to(x.device, non_blocking=True)
         x = kernels.renoise(schedule.path, t, schedule.times[to], x, noise)
-        x0 = yield Predict(x, schedule.times[to], schedule.path)
-        return self._follow(replace(particles, schedule=schedule, step=to, x=x, x0=x0, keys=keys, scores=None))
+        moved = replace(particles, schedule=schedule, step=to, x=x, x0=x, keys=keys, scores=None)
+        return self._follow((yield from (self._look_with_gradient(moved) if sloped else self._look(moved))))
 
     def sample(self, n: int) -> Generator[Request, Any, Particles]:
         """``n`` fresh finished samples, as the pipeline itself makes them."""
@@ -338,8 +349,9 @@ class Problem:
             known = known | {names[i]: row for i, row in zip(leaders, slope.gradient, strict=True)}
             if particles.step >= 0:
                 self._follow(particles)  # what was the incumbent may have become too dear
-        self._remember(particles, known)
-        return torch.stack([known[name] for name in names]) if names else particles.x
+        answer = torch.stack([known[name] for name in names]) if names else particles.x
+        self._remember(particles, known if len(known) <= REMEMBERED else {})
+        return answer
 
     def _remember(self, particles: Particles, slopes: dict[bytes, Tensor]) -> None:
         self._slopes = (particles.schedule, particles.step), slopes

@@ -142,8 +142,12 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     return match[1], options
 
 
-def compose(spec: str) -> tuple[str, str | None]:
+def compose(spec: str, guide: str | None = None) -> tuple[str, str | None]:
     """Splits ``"rbf+dps(scale=2)"`` or ``"bfs(local, width=4)"`` into the searcher and the guide of its transitions.
+
+    Args:
+        spec: What users write.
+        guide: One that was given apart.
 
     Raises:
         UserError: There are two guides, or none after a plus.
@@ -159,7 +163,14 @@ def compose(spec: str) -> tuple[str, str | None]:
         raise UserError(f"{spec!r} has {len(guides)} guides ({', '.join(g.strip() for g in guides)}); give one.")
     if not base.strip() or not all(guide.strip() for guide in guides):
         raise UserError(f"{spec!r} is no name; write it like rbf, rbf(option=value) or rbf+dps.")
-    return base.strip(), guides[0].strip() if guides else None
+    if guides and guide is not None:
+        raise UserError(f"There can't be two guides, that of {spec!r} and {guide!r}; give one.")
+    return base.strip(), guides[0].strip() if guides else guide
+
+
+def composed(searcher: str, guide: str | None) -> str:
+    """The inverse of `compose`: one name for a searcher and its guide."""
+    return searcher if guide is None else f"{searcher}+{guide}"
 
 
 def _split(text: str, at: str = ",", empty: bool = False) -> list[str]:

@@ -6,14 +6,17 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import imgscale
 from imgscale import registry
 from imgscale.budget import Budget, Meter
 from imgscale.engine import Engine, Search, Verifier
 from imgscale.errors import UserError
+from imgscale.journal import Journal
 from imgscale.models import ModelSettings, load_pipeline
 from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
@@ -124,6 +127,7 @@ class Scaler:
             guide: Bends the searcher's transitions: a name, a name with options, or a `Guide`.
             verifier: Steers the search: a name, a name with options, a verifier, or any function of images
                 (n, 3, h, w) in [0, 1] and n prompts to n scores.
+        journal: str | Path | None = None,
             report: Verifiers that score the best images and never steer: the held-out judges.
             budget: Model evaluations, or a `Budget`. Never exceeded.
             seed: From 0 to 2**63 − 1. The plain image is the pipeline's own for this seed on a CPU generator. Several
@@ -145,6 +149,8 @@ class Scaler:
             UserError: Something asked for doesn't exist or can't be done; the message says what would do.
         """
         prompts = list(prompt) if isinstance(prompt, Iterable) and not isinstance(prompt, str) else [prompt]
+            journal: A folder to write the search's answers to as it goes on. The same call with the same folder goes on
+                where it was stopped, whatever stopped it, and ends as if it hadn't been.
         if not prompts:
             raise UserError("The list of prompts can't be empty; give at least one.")
         for text in prompts:
@@ -152,11 +158,12 @@ class Scaler:
                 raise UserError(f"The prompt can't be {text!r}; write what the image should show.")
         seeds = _seeds(seed, prompt, len(prompts))
         limits = Budget.of(budget)
-        searcher, bend = registry.compose(searcher) if isinstance(searcher, str) else (searcher, None)
+        if isinstance(searcher, str):
+            given = str(guide) if guide is not None else None
+            searcher, named = registry.compose(searcher, given)
+            guide = guide if named == given else named
         name, make, searcher_options = _searcher(searcher, options)
-        guide_name, guided = _guide(bend if guide is None else guide)
-        if bend is not None and guide is not None:
-            raise UserError(f"There can't be two guides, {bend!r} in the searcher's name and guide={guide!r}.")
+        guide_name, guided = _guide(guide)
         judge = self.verifier(verifier)
         reports = _distinct(judge, [self.verifier(spec) for spec in report])
 
@@ -192,20 +199,7 @@ class Scaler:
         def steer(problem: Problem) -> Verb:
             return make(problem, np.random.default_rng((problem.seed, 1)), **searcher_options)
 
-        plains: list[Search] = []
-        searches = [search(cond, seed, limits, steer) for cond, seed in zip(conds, seeds, strict=True)]
-        self.engine.prime(searches)
-        with _Watch(self.engine, searches, limits, progress, callback) as watch:
-            if plain:
-                one = Budget(nfe=searches[0].problem.sample_nfe)
-                plains = [search(cond, seed, one, _one_sample) for cond, seed in zip(conds, seeds, strict=True)]
-                for s in plains:
-                    s.meter.restart()
-                self.engine.run(plains, lambda _: watch.tick(searches), watch.stop)
-            for s in searches:  # the clock of a search starts now, not while others were made
-                s.meter.restart()
-            self.engine.run(searches, watch.tick, watch.stop)
-        settings = {
+        settings: dict[str, Any] = {
             "model": self.name,
             "negative_prompt": negative_prompt,
             "searcher": name,
@@ -219,7 +213,6 @@ class Scaler:
             "width": conds[0].width,
             "num_inference_steps": steps,
             "guidance_scale": self.settings.guidance_scale if guidance_scale is None else guidance_scale,
-            "max_batch": self.engine.max_batch,
             "pipeline_arguments": pipeline_arguments,
             "pipeline": self.engine.denoiser.description,
         }
@@ -235,6 +228,22 @@ class Scaler:
         Raises:
             UserError: There is none such.
         """
+        plains: list[Search] = []
+        searches = [search(cond, seed, limits, steer) for cond, seed in zip(conds, seeds, strict=True)]
+        self.engine.prime(searches)
+        asked = {"imgscale": imgscale.__version__, "prompts": prompts, "seeds": seeds, **settings}
+        log = None if journal is None else Journal(Path(journal).expanduser(), asked)
+        with _Watch(self.engine, searches, limits, progress, callback) as watch:
+            if plain:
+                one = Budget(nfe=searches[0].problem.sample_nfe)
+                plains = [search(cond, seed, one, _one_sample) for cond, seed in zip(conds, seeds, strict=True)]
+                for s in plains:
+                    s.meter.restart()
+                self.engine.run(plains, lambda _: watch.tick(searches), watch.stop)
+            for s in searches:  # the clock of a search starts now, not while others were made
+                s.meter.restart()
+            self.engine.run(searches, watch.tick, watch.stop, log)
+        settings["max_batch"] = self.engine.max_batch
         if not isinstance(spec, str):
             ready = hasattr(spec, "identity") and not isinstance(spec, type)
             return spec if ready else _Function(spec)  # type: ignore[return-value]
@@ -265,7 +274,7 @@ class Scaler:
         return SearchOutput(
             prompt=prompt,
             model=self.name,
-            searcher=settings["searcher"],
+            searcher=registry.composed(settings["searcher"], settings["guide"]),
             verifier=search.verifier.name,
             images=[to_pil(best.image)],
             scores=_scores(search, best),

@@ -650,6 +650,9 @@ def test_list_names_everything(command: Command) -> None:
     assert kinds["tiny"] == "model" and kinds["best-of-n"] == "searcher" and kinds["shapes"] == "verifier"
     searchers = command("list", "searchers", "--json").json
     assert [entry["name"] for entry in searchers] == [entry.name for entry in registry.searcher]
+    guides = command("list", "guides", "--json").json
+    assert [entry["name"] for entry in guides] == [entry.name for entry in registry.guide]
+    assert {"dps", "local"} <= {entry["name"] for entry in guides} and guides[0]["kind"] == "guide"
     options = {entry["name"]: entry["options"] for entry in searchers}
     assert options["best-of-n"] == {"n": None, "batch": 32}
     assert command("list", "models", "--json").json[0]["summary"] == "Random weights."
@@ -657,14 +660,19 @@ def test_list_names_everything(command: Command) -> None:
 
 def test_list_for_people(command: Command) -> None:
     ran = command("list")
-    assert [line for line in ran.out.splitlines() if not line.startswith(" ")] == ["Models", "Searchers", "Verifiers"]
-    for entry in registry.searcher:
+    assert [line for line in ran.out.splitlines() if not line.startswith(" ")] == [
+        "Models",
+        "Searchers",
+        "Guides",
+        "Verifiers",
+    ]
+    for entry in (*registry.searcher, *registry.guide):
         assert entry.name in ran.out
 
 
 def test_every_entry_cites_what_there_is() -> None:
     known = cite.references()
-    for entry in (*registry.searcher, *registry.verifier):
+    for entry in (*registry.searcher, *registry.guide, *registry.verifier):
         assert set(entry.cite) <= set(known), entry.name
 
 
@@ -675,6 +683,11 @@ def test_references_are_well_formed() -> None:
         for needed in ("title", "author", "year"):
             assert re.search(rf"^ +{needed} += {{", entry, re.MULTILINE), (key, needed)
     assert {"imgscale", "ma2025inference", "kim2025rbf"} <= set(cite.references())
+
+
+def test_cite_a_guide(command: Command) -> None:
+    keys = [entry["key"] for entry in command("cite", "local", "--json").json]
+    assert keys == ["imgscale", "zhang2025classical", "ye2024tfg"], "a searcher and a guide by one name, cited once"
 
 
 def test_cite_a_searcher(command: Command) -> None:
@@ -778,3 +791,36 @@ def test_doctor_is_content(command: Command, monkeypatch: pytest.MonkeyPatch) ->
     assert ran.status == 0
     found = {(f["kind"], f["name"]): f["ok"] for f in ran.json["findings"]}
     assert found["job", "shapes-flow"] and found["verifier", "clip"] and found["verifier", "shapes"]
+
+
+# -------------------------------------------------------------------------------------------------------- guides
+
+GUIDED = ("generate", PROMPT, "--model", "tiny", "--verifier", "bright", "--budget", "16", "--no-plain", "--json")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [("--searcher", "rbf+dps(scale=2)"), ("--searcher", "rbf(dps(scale=2))"), ("--guide", "dps(scale=2)")],
+    ids=["plus", "inside", "apart"],
+)
+def test_a_guided_search_says_so_and_is_repeated_exactly(how: tuple[str, str], command: Command) -> None:
+    ran = command(*GUIDED, *how)
+    assert ran.status == 0, ran.err
+    assert (ran.json["searcher"], ran.json["guide"]) == ("rbf+dps(scale=2)", "dps(scale=2)")
+    assert ran.json["ledger"]["gradients"] > 0
+    picture = Path(ran.json["images"][0])
+    record = png.read(picture)
+    assert (record.searcher, record.guide) == ("rbf", "dps(scale=2)")
+    assert "Searcher: rbf+dps(scale=2)" in png.parameters(record)
+    again = command("rerun", str(picture), "--json")
+    assert again.status == 0 and again.json["identical"], again.err
+
+
+def test_guides_that_cannot_be_are_refused(command: Command) -> None:
+    said = command(*GUIDED, "--guide", "dpz").sentence
+    assert said.startswith("Unknown guide 'dpz'; choose one of: dps, local.") and "Did you mean 'dps'?" in said
+    assert "can't be two guides" in command(*GUIDED, "--searcher", "rbf+dps", "--guide", "local").sentence
+    assert "scale of at least 0" in command(*GUIDED, "--guide", "dps(scale=-1)").sentence
+    assert "Unknown option of 'dps'" in command(*GUIDED, "--guide", "dps(size=1)").sentence
+    said = command(*GUIDED[:3], "tiny", "--verifier", "shapes", "--guide", "dps").sentence
+    assert "the verifier has none; take one that has" in said
