@@ -83,8 +83,8 @@ Verb = Generator[Request, Any, Any]
 
 NOISE = -1  # folded into a key before the step: no child and no starting noise has this number
 RENOISE = -2  # the same for going back
-
 REMEMBERED = 256  # gradients of parents that may get further children
+
 
 class Guide(Protocol):
     """What bends the transitions of another searcher, by the reward's gradient for example.
@@ -149,9 +149,9 @@ class Problem:
         self.incumbent: Particles | None = None
         self.done = False
         self._drawn = 0
-        self._slopes: tuple[tuple[Schedule, int], dict[bytes, Tensor]] = (self.schedule, 0), {}
         if hasattr(guide, "slopes"):
             self.check_differentiable()
+        self._slopes: tuple[tuple[Schedule, int], dict[bytes, Tensor]] = (self.schedule, 0), {}
 
     # ------------------------------------------------------------------------------------------- what is left
 
@@ -292,8 +292,8 @@ class Problem:
         """Takes particles back to step ``to``, of another schedule if one is given, by forward noising.
 
         The noise follows from their keys, and they get new ones: `branch` those that are to go back several ways.
-        """
         Of ``sloped`` ones the gradient that is asked for next comes of the same evaluation.
+        """
         schedule = schedule or particles.schedule
         self._admit(len(particles), 1, schedule, to)
         x, t = convert(particles.x, particles.time, particles.schedule.path, schedule.path)

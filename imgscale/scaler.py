@@ -115,6 +115,7 @@ class Scaler:
         plain: bool = True,
         progress: bool = True,
         callback: Callable[[Progress], None] | None = None,
+        journal: str | Path | None = None,
         **pipeline_arguments: Any,
     ) -> Any:
         """Searches for the image of a prompt that the verifier likes best.
@@ -127,7 +128,6 @@ class Scaler:
             guide: Bends the searcher's transitions: a name, a name with options, or a `Guide`.
             verifier: Steers the search: a name, a name with options, a verifier, or any function of images
                 (n, 3, h, w) in [0, 1] and n prompts to n scores.
-        journal: str | Path | None = None,
             report: Verifiers that score the best images and never steer: the held-out judges.
             budget: Model evaluations, or a `Budget`. Never exceeded.
             seed: From 0 to 2**63 − 1. The plain image is the pipeline's own for this seed on a CPU generator. Several
@@ -137,6 +137,8 @@ class Scaler:
             num_inference_steps: Transitions of an ordinary sample; the model's default for None.
             guidance_scale: The model's default for None.
             options: The searcher's options by name.
+            journal: A folder to write the search's answers to as it goes on. The same call with the same folder goes on
+                where it was stopped, whatever stopped it, and ends as if it hadn't been.
             plain: Also make the pipeline's own image for comparison, outside of the budget.
             progress: Show a tqdm bar.
             callback: Called after every engine step, also to cancel.
@@ -149,8 +151,6 @@ class Scaler:
             UserError: Something asked for doesn't exist or can't be done; the message says what would do.
         """
         prompts = list(prompt) if isinstance(prompt, Iterable) and not isinstance(prompt, str) else [prompt]
-            journal: A folder to write the search's answers to as it goes on. The same call with the same folder goes on
-                where it was stopped, whatever stopped it, and ends as if it hadn't been.
         if not prompts:
             raise UserError("The list of prompts can't be empty; give at least one.")
         for text in prompts:
@@ -216,18 +216,6 @@ class Scaler:
             "pipeline_arguments": pipeline_arguments,
             "pipeline": self.engine.denoiser.description,
         }
-        outputs = [
-            self._output(text, s, plains[i] if plains else None, settings)
-            for i, (text, s) in enumerate(zip(prompts, searches, strict=True))
-        ]
-        return outputs[0] if isinstance(prompt, str) else outputs
-
-    def verifier(self, spec: VerifierLike) -> Verifier:
-        """The verifier of a name, a name with options, or a function; made once and kept.
-
-        Raises:
-            UserError: There is none such.
-        """
         plains: list[Search] = []
         searches = [search(cond, seed, limits, steer) for cond, seed in zip(conds, seeds, strict=True)]
         self.engine.prime(searches)
@@ -244,6 +232,18 @@ class Scaler:
                 s.meter.restart()
             self.engine.run(searches, watch.tick, watch.stop, log)
         settings["max_batch"] = self.engine.max_batch
+        outputs = [
+            self._output(text, s, plains[i] if plains else None, settings)
+            for i, (text, s) in enumerate(zip(prompts, searches, strict=True))
+        ]
+        return outputs[0] if isinstance(prompt, str) else outputs
+
+    def verifier(self, spec: VerifierLike) -> Verifier:
+        """The verifier of a name, a name with options, or a function; made once and kept.
+
+        Raises:
+            UserError: There is none such.
+        """
         if not isinstance(spec, str):
             ready = hasattr(spec, "identity") and not isinstance(spec, type)
             return spec if ready else _Function(spec)  # type: ignore[return-value]
