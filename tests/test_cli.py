@@ -824,3 +824,14 @@ def test_guides_that_cannot_be_are_refused(command: Command) -> None:
     assert "Unknown option of 'dps'" in command(*GUIDED, "--guide", "dps(size=1)").sentence
     said = command(*GUIDED[:3], "tiny", "--verifier", "shapes", "--guide", "dps").sentence
     assert "the verifier has none; take one that has" in said
+
+
+def test_a_journal_resumes_and_refuses_another_search(command: Command, tmp_path: Path, scaler: Scaler) -> None:
+    first = command(*GUIDED, "--journal", "kept", "--seed", "3").json
+    assert (tmp_path / "kept" / "head.json").exists() and list((tmp_path / "kept").glob("part-*.safetensors"))
+    again = command(*GUIDED, "--journal", "kept", "--seed", "3", "--out", "again").json
+    assert (again["nfe"], again["scores"]) == (first["nfe"], first["scores"])
+    pixels = [Image.open(run["images"][0]).tobytes() for run in (first, again)]
+    assert pixels[0] == pixels[1]
+    said = command(*GUIDED, "--journal", "kept", "--seed", "4").sentence
+    assert said.endswith("'kept' is another search's: its seeds is [3], and here it is [4]; choose another place.")
