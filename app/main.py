@@ -162,6 +162,46 @@ def rerun(
 app.command(help=bench.HELP)(bench.bench)
 
 
+@app.command()
+def profile(
+    model: str = typer.Argument("shapes-flow", metavar="[MODEL]", help="Bundled name, folder or hub id."),
+    verifier: str = typer.Option("clip", "--verifier", "-v", metavar="NAME", help="Whose rewards."),
+    prompts: str = typer.Option("prompts-tuning", metavar="LIST", help="Bundled list or file; see imgscale bench."),
+    limit: str = typer.Option("24", metavar="N", help="How many prompts of it."),
+    starts: str = typer.Option("12", metavar="N", help="Starting noises per prompt."),
+    draws: str = typer.Option("6", metavar="N", help="Draws at each transition, from each of two of them."),
+    seed: str = typer.Option("0", metavar="N", help="Of the first prompt; the others count on."),
+    device: str | None = _DEVICE,
+    save: bool = typer.Option(True, "--save/--no-save", metavar=_FLAG, help="Keep it with the model."),
+    as_json: bool = _JSON,
+    quiet: bool = _QUIET,
+) -> None:
+    """Measure where a model's draws matter and when its previews tell, and keep it for searches.
+
+    For each step of a sample: how well the preview's score predicts the finished image's (foresight), and how much
+    images differ that part ways there (spread). rbf spends its budget by it.
+    """
+
+    def work() -> int:
+        from imgscale.app import profile
+
+        return profile.profile(
+            model,
+            verifier,
+            prompts,
+            limit=limit,
+            starts=starts,
+            draws=draws,
+            seed=seed,
+            device=device,
+            save=save,
+            as_json=as_json,
+            quiet=quiet,
+        )
+
+    _do(work)
+
+
 @app.command("list")
 def list_(
     kind: str | None = typer.Argument(

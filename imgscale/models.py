@@ -29,7 +29,6 @@ class ModelSettings:
         distilled: Whether it is a few-step model, whose x0 is sharp from the start.
         clip: What `verifier="clip"` means for this model: an open_clip folder or "model/pretrained", or a bundled CLIP.
         defaults: Further arguments of every pipeline call.
-        usefulness: By verifier, what draws at each transition of a sample are worth (see `imgscale profile`).
         summary: One line for lists.
     """
 
@@ -38,7 +37,6 @@ class ModelSettings:
     distilled: bool = False
     clip: str = "ViT-B-32/laion2b_s34b_b79k"
     defaults: dict[str, Any] = field(default_factory=dict)
-    usefulness: dict[str, list[float]] = field(default_factory=dict)
     summary: str = ""
 
     @classmethod
@@ -77,10 +75,6 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "distilled": ("true or false", lambda v: isinstance(v, bool)),
     "clip": ("a text", lambda v: isinstance(v, str) and bool(v)),
     "defaults": ("an object", lambda v: isinstance(v, dict)),
-    "usefulness": (
-        "an object of lists of numbers, by verifier",
-        lambda v: isinstance(v, dict) and all(isinstance(w, list) and all(map(_number, w)) for w in v.values()),
-    ),
     "summary": ("a text", lambda v: isinstance(v, str)),
 }
 
@@ -126,6 +120,14 @@ def load_pipeline(
     place = locate(name)
     settings = ModelSettings.read(place) if place else ModelSettings()
     return _from_pretrained(str(place or name), name, device, dtype), name, settings
+
+
+def folder_of(model: Any) -> Path | None:
+    """The folder that a model, in any form that `load_pipeline` takes, was or will be loaded from, if it was one."""
+    if isinstance(model, str | Path):
+        return locate(str(model))
+    folder = Path(str(getattr(model, "config", {}).get("_name_or_path") or ""))
+    return folder if folder.is_dir() and folder != Path() else None
 
 
 def locate(name: str) -> Path | None:

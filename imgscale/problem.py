@@ -24,6 +24,7 @@ from imgscale.paths import Path, convert
 
 if TYPE_CHECKING:
     from imgscale.denoiser import Condition, Denoiser
+    from imgscale.usefulness import Usefulness
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Problem:
         ceiling: The verifier's highest possible score, or None.
         differentiable: Whether the verifier has gradients.
         guide: Bends every transition that a searcher takes by a kernel of its own; ordinary samples stay as they are.
-        usefulness: What draws at each transition of an ordinary sample are worth, if that was measured.
+        usefulness: What was measured of the model and the verifier; left aside where it was for other steps.
 
     Attributes:
         schedule: The model's own path and time grid.
@@ -133,7 +134,7 @@ class Problem:
         ceiling: float | None = None,
         differentiable: bool = False,
         guide: Guide | None = None,
-        usefulness: Sequence[float] = (),
+        usefulness: Usefulness | None = None,
     ) -> None:
         self._denoiser = denoiser
         self.cond = cond
@@ -143,9 +144,9 @@ class Problem:
         self.ceiling = ceiling
         self.differentiable = differentiable
         self.guide = guide
-        self.usefulness = usefulness
         self.schedule = self.grid(steps)
         self.kernel: Kernel = ODE()
+        self.usefulness = usefulness if usefulness and usefulness.steps == self.schedule.steps else None
         self.incumbent: Particles | None = None
         self.done = False
         self._drawn = 0

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import imgscale
-from imgscale import registry
+from imgscale import registry, usefulness
 from imgscale.budget import Budget, Meter
 from imgscale.engine import Engine, Search, Verifier
 from imgscale.errors import UserError
 from imgscale.journal import Journal
-from imgscale.models import ModelSettings, load_pipeline
+from imgscale.models import ModelSettings, folder_of, load_pipeline
 from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
+from imgscale.usefulness import Usefulness
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,8 @@ def load(
     if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
         raise UserError(f"max_batch can't be {max_batch!r}; give a whole number of at least 1.")
     pipe, name, settings = load_pipeline(model, device=device, dtype=dtype)
-    return Scaler(Engine(Denoiser(pipe, settings.defaults), max_batch), name, settings)
+    measured = usefulness.known(folder_of(model), name)
+    return Scaler(Engine(Denoiser(pipe, settings.defaults), max_batch), name, settings, measured)
 
 
 class Scaler:
@@ -88,12 +90,20 @@ class Scaler:
         engine: Runs the searches.
         name: The model's name in records.
         settings: What the search should know of the model.
+        usefulness: What was measured of it, by verifier.
     """
 
-    def __init__(self, engine: Engine, name: str, settings: ModelSettings | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        settings: ModelSettings | None = None,
+        usefulness: Mapping[str, Usefulness] | None = None,
+    ) -> None:
         self.engine = engine
         self.name = name
         self.settings = settings or ModelSettings()
+        self.usefulness = dict(usefulness or {})
         self._verifiers: dict[Any, Verifier] = {}
 
     def __call__(
@@ -191,7 +201,7 @@ class Scaler:
                 ceiling=judge.range[1] if judge.range else None,
                 differentiable=judge.differentiable,
                 guide=guided,
-                usefulness=self.settings.usefulness.get(verifier, ()) if isinstance(verifier, str) else (),
+                usefulness=self.usefulness.get(verifier) if isinstance(verifier, str) else None,
             )
             _check_budget(budget, problem.sample_nfe)
             return Search(problem, make(problem), judge, reports)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import ceil, floor, inf
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ def rbf(
     *,
     chain_nfe: int | None = None,
     starts: int | None = None,
+    skip: float | None = None,
     explore: float | None = None,
     look: float | None = None,
     keep: int | None = None,
@@ -35,7 +36,7 @@ def rbf(
     path: Literal["own", "linear", "vp"] | None = None,
     steps: int = 10,
     kernel: str = "ddim(1)",
-    draws: int = 8,
+    draws: int | None = None,
     accept: Literal["first", "best"] = "best",
     beat: Literal["best", "current"] = "best",
 ) -> Verb:
@@ -52,21 +53,26 @@ def rbf(
         rng: Not needed: all noise follows from the seed.
         chain_nfe: Model evaluations of one chain; the number of chains follows from the budget. 50 by default on a
             distilled model, as published, and 100 on an ordinary one.
-        starts: Starting noises to choose from, per chain. 2 by default on an ordinary model, where x0 at t = 1 is the
-            same for all and not looked at; half of the chain's budget on a distilled one, as the paper's code has it.
-        explore: Share of the transitions that is searched; the rest is solved. All of them by default on a distilled
-            model, the first three tenths on an ordinary one, since they decide the picture.
-        look: Share of the transitions after which draws are judged; 0 judges each where it lands, as published, and is
-            the default on a distilled model. Half on an ordinary one.
+        starts: Starting noises per chain, of which the best ``keep`` are drawn from; with ``look`` they aren't judged,
+            and all are. 3 by default on an ordinary model; half of the chain's budget on a distilled one, as the
+            paper's code has it.
+        skip: Share of the transitions that pass before the first draws. 0 by default on a distilled model, and a tenth
+            on an ordinary one, where the draws of the first transition would differ as starts do and cost more.
+        explore: Share of the transitions that is searched; the rest is solved. By default those that decide the picture
+            if that was measured (`imgscale profile`); else all of them on a distilled model, and three tenths on an
+            ordinary one.
+        look: Share of the transitions after which draws are judged; 0 judges each where it lands, as published. By
+            default where previews tell if that was measured; else 0 on a distilled model and half on an ordinary one.
         keep: The best so many trajectories are drawn from at the next transition. 1 by default on a distilled model,
             as published, 2 on an ordinary one.
-        images: The best so many trajectories are finished. 1 by default on a distilled model and 2 on an ordinary one;
+        images: The best so many trajectories are finished. 1 by default on a distilled model and 3 on an ordinary one;
             more when budget is left.
         path: The path to walk: the model's own (with its own grid), or linear or vp with ``steps`` transitions at the
             paper's times. By default vp on a distilled flow model and own otherwise.
         steps: Transitions on the linear or vp path.
         kernel: The stochastic step, such as "ddim(1)" or "sde(g=3t^2)".
-        draws: Speculative draws per chain and batch, all of them charged.
+        draws: Speculative draws per chain and batch, all of them charged. 8 by default on a distilled model, 16 on an
+            ordinary one.
         accept: Of a batch with several improvements, take the first or the best.
         beat: The reward to beat is the best seen so far, or that of the current particle.
 
@@ -75,35 +81,30 @@ def rbf(
     """
     distilled = problem.distilled
     chain_nfe = (50 if distilled else 100) if chain_nfe is None else chain_nfe
-    starts = (max(1, chain_nfe // 2) if distilled else 2) if starts is None else starts
+    starts = (max(1, chain_nfe // 2) if distilled else 3) if starts is None else starts
     keep = (1 if distilled else 2) if keep is None else keep
-    images = (1 if distilled else 2) if images is None else images
+    images = (1 if distilled else 3) if images is None else images
+    draws = (8 if distilled else 16) if draws is None else draws
     at_least_one("rbf", chain_nfe=chain_nfe, starts=starts, keep=keep, images=images, draws=draws)
-    explore = (1.0 if distilled else 0.3) if explore is None else explore
-    look = (0.0 if distilled else 0.5) if look is None else look
-    if not 0 <= look <= 1:
-        raise UserError(f"rbf's look can't be {look}; give a share from 0 to 1.")
-    searched = course(problem, "rbf", path=path, steps=steps, kernel=kernel, explore=explore)
-    evaluated = searched.schedule.nfe(0, searched.schedule.steps)
-    plan = _Plan(problem, searched.schedule, searched.kernel, searched.searched, ceil(look * evaluated - 1e-9))
+    plan = _plan(problem, skip, explore, look, path=path, steps=steps, kernel=kernel)
 
     def room(chains: int) -> int:
         """Evaluations that so many chains may have between them, besides what their images take."""
         affordable = min(problem.left, 16 * chain_nfe) - chains * images * plan.tail
         return int(min(affordable, (problem.scores_left - chains * images) * plan.mean_cost))
 
-    while plan.searched and room(1) < plan.lean:
+    while plan.stages and room(1) < plan.lean:
         if images > 1:
             images -= 1
         else:
             plan = plan.shorter()
-    while plan.searched and room(1) >= plan.lean:
+    while plan.stages and room(1) >= plan.lean:
         size = max(chain_nfe, plan.lean + images * plan.tail)
         n = max(1, round((room(1) + images * plan.tail) / size))
         while room(n) < n * plan.lean:
             n -= 1
         chains = yield from _begin(plan, Rollover(room(n), [1] * n).quotas, starts, keep)
-        for stage in range(plan.searched):
+        for stage in plan.stages:
             yield from _search_transition(plan, chains, stage, draws, keep, accept, beat)
         ends = [way for chain in chains for way in chain.found[:images]]
         if plan.tail and room(n + 1) < plan.lean:  # too little for another chain: it finishes the best not taken
@@ -120,8 +121,14 @@ class _Plan:
     problem: Problem
     schedule: Schedule
     kernel: Kernel
+    skipped: int
     searched: int
     looked: int
+
+    @property
+    def stages(self) -> range:
+        """The transitions that are searched."""
+        return range(self.skipped, self.searched)
 
     def judged(self, stage: int) -> int:
         """The step at which draws of a transition are judged."""
@@ -129,7 +136,7 @@ class _Plan:
 
     def known(self, stage: int) -> bool:
         """Whether the last stage has shown already where the trajectories lead that nothing new is drawn from."""
-        return 0 < stage < self.looked
+        return self.skipped < stage < self.looked
 
     def cost(self, stage: int, n: int = 1, parents: int = 1) -> int:
         """Evaluations of ``n`` draws from so many parents."""
@@ -144,12 +151,12 @@ class _Plan:
     @property
     def musts(self) -> list[int]:
         """What a chain can't do without at each transition: one draw, or none where it is known how to go on."""
-        return [0 if self.known(stage) else self.cost(stage) for stage in range(self.searched)]
+        return [0 if self.known(stage) else self.cost(stage) for stage in self.stages]
 
     @property
     def lean(self) -> int:
         """Evaluations of the leanest chain, up to where its last draw is judged."""
-        return 1 + sum(self.musts)
+        return 1 + self.skipped + sum(self.musts)
 
     @property
     def tail(self) -> int:
@@ -158,21 +165,50 @@ class _Plan:
 
     @property
     def mean_cost(self) -> float:
-        return sum(map(self.cost, range(self.searched))) / max(self.searched, 1)
+        return sum(map(self.cost, self.stages)) / max(len(self.stages), 1)
 
     @property
     def weights(self) -> list[float]:
-        """What draws at the transitions are worth: as measured, or equal where each is judged where it lands.
-
-        Where they are judged further on, the earlier ones change the picture more.
-        """
-        known = self.problem.usefulness[: self.searched]
-        if len(known) == self.searched and sum(known) > 0 and self.schedule == self.problem.schedule:
-            return list(known)
-        return [1 / (stage + 1) if self.looked > 1 else 1.0 for stage in range(self.searched)]
+        """What the transitions get of the budget: what was measured, or for equally many draws."""
+        useful = self.problem.usefulness
+        measured = useful.spread[self.skipped : self.searched] if useful else ()
+        if self.schedule == self.problem.schedule and sum(measured) > 0:
+            return list(measured)
+        return [float(self.cost(stage)) for stage in self.stages]
 
     def shorter(self) -> _Plan:
+        """The same with one transition less, or with none skipped."""
+        if self.skipped:
+            return replace(self, skipped=0)
         return replace(self, searched=self.searched - 1, looked=min(self.looked, self.searched - 1))
+
+
+def _plan(
+    problem: Problem,
+    skip: float | None,
+    explore: float | None,
+    look: float | None,
+    *,
+    path: str | None,
+    steps: int,
+    kernel: str,
+) -> _Plan:
+    """The plan by the options; where they are None, by what was measured or by what the model is."""
+    for name, value in (("look", look), ("skip", skip)):
+        if value is not None and not 0 <= value <= 1:
+            raise UserError(f"rbf's {name} can't be {value}; give a share from 0 to 1.")
+    share = (1.0 if problem.distilled else 0.3) if explore is None else explore
+    way = course(problem, "rbf", path=path, steps=steps, kernel=kernel, explore=share)
+    useful = problem.usefulness if way.schedule == problem.schedule else None
+    evaluated = way.schedule.nfe(0, way.schedule.steps)
+    looked = ceil((0.5 * (not problem.distilled) if look is None else look) * evaluated - 1e-9)
+    if useful is not None and look is None:
+        looked = min(useful.look, evaluated)
+    searched = way.searched
+    if useful is not None and explore is None:
+        searched = min(useful.decisive, evaluated)
+    skipped = floor((0.1 if looked > 2 else 0.0) * way.schedule.steps + 1e-9 if skip is None else skip * evaluated)
+    return _Plan(problem, way.schedule, way.kernel, max(0, min(skipped, searched - 1)), searched, looked)
 
 
 @dataclass(eq=False)
@@ -199,22 +235,24 @@ class _Chain:
 
 def _begin(plan: _Plan, shares: Sequence[int], starts: int, keep: int) -> Generator[Request, Any, list[_Chain]]:
     """A chain for every share of the budget, at the best of its starts where these differ, else at the first."""
-    musts = plan.musts
+    musts, each = plan.musts, 1 + plan.skipped
+    judged = plan.looked <= plan.skipped + 1  # a start's blurred preview is nothing to compare with those further on
     chains = []
     together = max(1, BATCH // starts)  # chains whose starts make one request
     for part in (shares[i : i + together] for i in range(0, len(shares), together)):
-        firsts = [min(starts, share - sum(musts)) for share in part]
+        firsts = [min(starts, (share - sum(musts)) // each) for share in part]
         fresh = yield from plan.problem.start(sum(firsts), plan.schedule)
+        fresh = yield from plan.problem.denoise(fresh, plan.skipped)
         rewards = [-inf] * len(fresh)
-        if plan.looked <= 1:
+        if judged:
             fresh, scores = yield from plan.problem.score(fresh)
             rewards = scores.tolist()
         for share, first, end in zip(part, firsts, np.cumsum(firsts), strict=True):
-            mine = _ranked(_Way({0: fresh[j]}, rewards[j]) for j in range(end - first, end))[:keep]
-            quotas = Rollover(share - first - sum(musts), plan.weights)
+            mine = _ranked(_Way({plan.skipped: fresh[j]}, rewards[j]) for j in range(end - first, end))
+            mine = mine[:keep] if judged else mine
+            quotas = Rollover(share - first * each - sum(musts), plan.weights)
             quotas.quotas = [a + b for a, b in zip(quotas.quotas, musts, strict=True)]
-            # A start's blurred preview is nothing to compare with those further on.
-            chains.append(_Chain(mine, mine[0].reward if plan.looked <= 1 else -inf, quotas))
+            chains.append(_Chain(mine, mine[0].reward if judged else -inf, quotas))
     return chains
 
 
@@ -223,29 +261,30 @@ def _search_transition(
 ) -> Verb:
     """One transition of all chains: batches of draws until each chain improves or has used its quota."""
     drawn = [0] * len(chains)
+    quota = stage - plan.skipped
     for chain in chains:
         chain.found = chain.found if plan.known(stage) else []
     waiting = list(range(len(chains)))
     while waiting:
         asked = waiting[: max(1, BATCH // draws)]
-        sizes = [plan.fitting(chains[c].quotas.left(stage), stage, draws, len(chains[c].parents)) for c in asked]
+        sizes = [plan.fitting(chains[c].quotas.left(quota), stage, draws, len(chains[c].parents)) for c in asked]
         ways = yield from _draw(
             plan, stage, [(chains[c].parents, n, drawn[c]) for c, n in zip(asked, sizes, strict=True)]
         )
         for c, n in zip(asked, sizes, strict=True):
             chain, mine, ways = chains[c], ways[:n], ways[n:]
             drawn[c] += n
-            chain.quotas.charge(stage, plan.cost(stage, n, len(chain.parents)))
+            chain.quotas.charge(quota, plan.cost(stage, n, len(chain.parents)))
             better = [way for way in mine if way.reward > chain.beat]
             chain.found = _ranked([*chain.found, *mine])
             if better and accept == "first":
                 chain.found.sort(key=lambda way: way is not better[0])
-            if not better and plan.fitting(chain.quotas.left(stage), stage, 1, len(chain.parents)):
+            if not better and plan.fitting(chain.quotas.left(quota), stage, 1, len(chain.parents)):
                 continue
             chain.parents = chain.found[:keep]
             if better or beat == "current":
                 chain.beat = chain.parents[0].reward
-            chain.quotas.close(stage)
+            chain.quotas.close(quota)
             waiting.remove(c)
 
 

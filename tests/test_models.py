@@ -306,7 +306,6 @@ def test_settings_are_read(tmp_path: Path) -> None:
         "distilled": True,
         "clip": "shapes-clip",
         "defaults": {"max_sequence_length": 1},
-        "usefulness": {"clip": [1, 0.5]},
         "summary": "größer",
     }
     assert {f.name for f in fields(ModelSettings)} == set(values), "a new one needs a test"

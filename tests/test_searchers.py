@@ -21,6 +21,7 @@ from imgscale.keys import fold, normal, root
 from imgscale.particles import Schedule
 from imgscale.paths import VP, Discrete, Linear
 from imgscale.problem import NOISE
+from imgscale.usefulness import Usefulness
 from tests.doubles import STEPS, Clock, Reward, Scripted, Watched, clock, near_one, new, run, stop_after
 
 __all__ = ["clock"]
@@ -293,9 +294,11 @@ def plain_samples(world: Watched, seed: int, n: int, steps: int = STEPS) -> Tens
 
 PUBLISHED: dict[str, Any] = {
     "look": 0.0,
+    "skip": 0.0,
     "keep": 1,
     "images": 1,
     "starts": 1,
+    "draws": 8,
 }  # what is beyond algorithm 2, switched off
 TRANSITIONS = STEPS - 1  # that rbf can search: the last one leads to t = 0 without an evaluation
 VP_TIMES = [math.sqrt(1 - (i / 10) ** 2) for i in range(11)]
@@ -311,7 +314,7 @@ def table(rewards: Sequence[float], drawn: Sequence[int], budget: int, **options
         options: Of rbf.
     """
     world = Watched()
-    options = {"chain_nfe": budget, "explore": 1.0, "draws": 1, **PUBLISHED, **options}
+    options = {"chain_nfe": budget, "explore": 1.0, **PUBLISHED, "draws": 1, **options}
     search = run(world, new(world, "rbf", budget=budget, verifier=Scripted(rewards), options=options))
     at = Counter(t for call in world.places for t, _ in call)
     assert at[1.0] == options.get("starts", 1)
@@ -453,7 +456,7 @@ def test_a_quota_of_one_is_a_plain_stochastic_sample(kernel: str, explore: float
 
     world = Watched(shape=(3,))
     searched = math.ceil(explore * TRANSITIONS)
-    search = run(world, new(world, "rbf", budget=STEPS, draws=1, explore=explore, kernel=kernel, seed=21, **PUBLISHED))
+    search = run(world, new(world, "rbf", budget=STEPS, explore=explore, kernel=kernel, seed=21, **PUBLISHED))
     expected = by_hand(Watched(shape=(3,)), torch.tensor([21]), [0] * searched, read(kernel))
     assert search.best is not None and search.meter.ledger.nfe == STEPS and search.stopped == "complete"
     torch.testing.assert_close(search.best.latents, expected, atol=1e-5, rtol=0)
@@ -466,7 +469,7 @@ def test_the_linear_path_has_the_papers_times() -> None:
     schedule = Schedule(Linear(), tuple(VP_TIMES))
     lean = 1 + 9  # 9 transitions have an evaluation at their end, the last of them at .436; the model's own grid has
     own = sum(0 < t < VP_TIMES[9] - 1e-6 for t in (0.75, 0.5, 0.25))  # one more time below that
-    options = {"path": "linear", "explore": 1.0, "draws": 1, **PUBLISHED}
+    options = {"path": "linear", "explore": 1.0, **PUBLISHED, "draws": 1}
     search = run(world, new(world, "rbf", budget=lean + own, seed=4, options=options))
     expected = by_hand(Watched(), torch.tensor([4]), [0] * 9, schedule=schedule)
     assert own == 1 and search.best is not None and search.meter.ledger.nfe == 11
@@ -482,7 +485,7 @@ def test_on_the_vp_path_the_model_is_asked_at_equal_log_snr(steps: int) -> None:
     searched = [float(Linear().time_at(VP().log_snr(t))) for t in times]
     # The finish: the rest of the model's own grid, below where the search ended.
     expected = [*searched, *(t for t in (0.75, 0.5, 0.25) if t < searched[-1])]
-    options = {"path": "vp", "steps": steps, "explore": 1.0, "draws": 1, **PUBLISHED}
+    options = {"path": "vp", "steps": steps, "explore": 1.0, **PUBLISHED, "draws": 1}
     search = run(world, new(world, "rbf", budget=len(expected), options=options))
     seen = torch.tensor([t for call in world.places for t, _ in call])
     torch.testing.assert_close(seen, torch.tensor(expected), atol=1e-6, rtol=0)
@@ -494,9 +497,9 @@ def test_defaults_by_what_the_model_is() -> None:
     world = Watched()
     search = run(world, new(world, "rbf", budget=100, steps=10, verifier=Scripted([0.0])))
     at = Counter(round(t, 6) for call in world.places for t, _ in call)
-    assert at[1.0] == 2 and set(at) == {round(t / 10, 6) for t in range(1, 11)}
-    assert 0 < at[0.9] < at[0.8] < at[0.7] == at[0.6] == at[0.5], "draws at three transitions, all solved to the middle"
-    assert at[0.4] == at[0.1] == search.meter.ledger.verifier_calls - at[0.5] >= 2, "and the best of them to the end"
+    assert at[1.0] == at[0.9] == 3 and set(at) == {round(t / 10, 6) for t in range(1, 11)}, "three starts, and on"
+    assert 10 < at[0.8] < at[0.7] == at[0.6] == at[0.5], "draws at two transitions, all solved to the middle"
+    assert at[0.4] == at[0.1] == search.meter.ledger.verifier_calls - at[0.5] >= 3, "and the best of them to the end"
 
     world = Watched()
     run(world, new(world, "rbf", budget=50, distilled=True, verifier=Scripted([0.0])))
@@ -507,7 +510,7 @@ def test_defaults_by_what_the_model_is() -> None:
 
 # ---------------------------------------------------------------------------------------- rbf: judging further on
 
-LOOKING: dict[str, Any] = {"starts": 1, "keep": 1, "images": 1, "explore": 1.0, "look": 1.0, "draws": 8}
+LOOKING: dict[str, Any] = {"starts": 1, "skip": 0.0, "keep": 1, "images": 1, "explore": 1.0, "look": 1.0, "draws": 8}
 
 
 def looking(rewards: Sequence[float], budget: int, **options: Any) -> tuple[Search, Counter[float]]:
@@ -525,36 +528,43 @@ def looking(rewards: Sequence[float], budget: int, **options: Any) -> tuple[Sear
 
 
 def test_draws_are_judged_where_previews_tell() -> None:
-    # 1 start, 17 for draws: one must be made at the first transition; 14 by 1 : 1/2 : 1/3 is 8, 3, 3, so 11, 3 and 3.
-    # That pays for 3 draws with 2 left over, then 5 for 2 draws with 1 left over, then 4 for 4 draws.
-    search, at = looking([0.1, 0.5, 0.2, 0.4, 0.3, 0.2, 0.3, 0.1, 0.4, 0.5], budget=18)
-    assert [at[t] for t in (1.0, 0.75, 0.5, 0.25)] == [1, 3, 3 + 2, 3 + 2 + 4]
-    assert search.meter.ledger.nfe == 18 and search.meter.ledger.verifier_calls == 9 + 1
+    # 1 start, 17 for draws: one must be made at the first transition; 14 by 3 : 2 : 1 is 7, 5, 2, so 10, 5 and 2. That
+    # pays for 3 draws with 1 left over, then 6 for 3 draws, then 2 for 2 draws.
+    search, at = looking([0.1, 0.5, 0.2, 0.4, 0.3, 0.2, 0.3, 0.1, 0.4], budget=18)
+    assert [at[t] for t in (1.0, 0.75, 0.5, 0.25)] == [1, 3, 3 + 3, 3 + 3 + 2]
+    assert search.meter.ledger.nfe == 18 and search.meter.ledger.verifier_calls == 8 + 1
     assert chosen(search, [1]), "no later draw was better than where the second of the first transition led"
 
 
 def test_a_later_draw_goes_on_from_the_best_trajectory() -> None:
-    search, _ = looking([0.1, 0.5, 0.2, 0.4, 0.6, 0.2, 0.3, 0.1, 0.4, 0.5], budget=18)
+    search, _ = looking([0.1, 0.5, 0.2, 0.4, 0.6, 0.2, 0.3, 0.1, 0.4], budget=18)
     assert chosen(search, [1, 1])
-    search, _ = looking([0.1, 0.5, 0.2, 0.4, 0.6, 0.2, 0.3, 0.9, 0.4, 0.5], budget=18)
-    assert chosen(search, [1, 1, 2])
-    search, _ = looking([0.1, 0.5, 0.2, 0.4, 0.3, 0.2, 0.7, 0.6, 0.4, 0.5], budget=18)
-    assert chosen(search, [1, None, 1]), "also at a transition where it has just been solved"
+    search, _ = looking([0.1, 0.5, 0.2, 0.4, 0.6, 0.2, 0.3, 0.9, 0.4], budget=18)
+    assert chosen(search, [1, 1, 1])
+    search, _ = looking([0.1, 0.5, 0.2, 0.4, 0.3, 0.2, 0.7, 0.6, 0.4], budget=18)
+    assert chosen(search, [1, None, 0]), "also at a transition where it has just been solved"
 
 
 def test_several_trajectories_are_drawn_from_and_finished() -> None:
     # Two are kept: the first transition's draws alternate between the two starts, the second's between the best two.
     # Of 3 images, that of the third best preview is the best.
-    rewards = [0.1, 0.5, 0.2, 0.4, 0.3, 0.2, 0.3, 0.1, 0.35, 0.5, 0.6, 0.7]
+    rewards = [0.1, 0.5, 0.2, 0.4, 0.3, 0.2, 0.3, 0.1, 0.5, 0.6, 0.7]
     search, at = looking(rewards, budget=19, starts=2, keep=2, images=3)
-    assert at[1.0] == 2 and search.meter.ledger.verifier_calls == 9 + 3
+    assert at[1.0] == 2 and search.meter.ledger.verifier_calls == 8 + 3
     assert search.best is not None and search.best.score == pytest.approx(0.7)
+
+
+def test_draws_begin_where_starts_have_come_to() -> None:
+    # 2 starts take 2 each, which leaves 14: a draw of 2, and 12 by 2 : 1 is 8 and 4, so 10 and 4. None improves.
+    search, at = looking([0.0], budget=18, starts=2, skip=0.34)
+    assert [at[t] for t in (1.0, 0.75, 0.5, 0.25)] == [2, 2, 5, 5 + 4]
+    assert search.meter.ledger.nfe == 18
 
 
 def test_measured_usefulness_sets_the_quotas() -> None:
     world = Watched()
     search = new(world, "rbf", budget=34, verifier=Scripted([0.0]), options={"chain_nfe": 34, **LOOKING})
-    search.problem.usefulness = (0.0, 1.0, 0.0, 0.0)
+    search.problem.usefulness = Usefulness((0.0, 1.0, 0.0, 0.0), (0, 0, 0, 1, 1))
     run(world, search)
     at = Counter(t for call in world.places for t, _ in call)
     assert [at[t] for t in (1.0, 0.75, 0.5, 0.25)] == [1, 1, 1 + 15, 16], "but for the one that must be drawn"
@@ -620,6 +630,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing kept": ({"keep": 0}, "keep can't be 0; it must be at least 1"),
     "no images": ({"images": 0}, "images can't be 0; it must be at least 1"),
     "looking behind": ({"look": -0.1}, "look can't be -0.1; give a share from 0 to 1"),
+    "skipping all": ({"skip": 2.0}, "skip can't be 2.0; give a share from 0 to 1"),
     "looking too far": ({"look": 1.5}, "look can't be 1.5; give a share from 0 to 1"),
     "path": ({"path": "cosine"}, "option path can't be 'cosine'; give 'own' or 'linear' or 'vp' or none"),
     "accept": ({"accept": "last"}, "option accept can't be 'last'; give 'first' or 'best'"),
