@@ -13,6 +13,8 @@ from torch import Tensor
 from imgscale.keys import fold
 from imgscale.paths import Path
 
+UNSEEN = -3  # folded into the keys of children of pure noise in the place of a step
+
 Index = int | slice | Sequence[int] | Tensor
 
 
@@ -102,7 +104,9 @@ class Particles:
         index = np.repeat(np.arange(len(self)), counts)
         number = first + np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
         children = self[torch.from_numpy(index)]
-        return replace(children, keys=fold(children.keys, self.step, torch.from_numpy(number)))
+        # A step of -1 would make keys that noise is drawn from (see imgscale.problem.NOISE).
+        place = self.step if self.step >= 0 else UNSEEN
+        return replace(children, keys=fold(children.keys, place, torch.from_numpy(number)))
 
     def top(self, n: int) -> Particles:
         """The ``n`` with the highest scores, best first; of equals the first. They must have been scored."""

@@ -213,3 +213,14 @@ def test_scores_end_with_a_move_and_travel_with_a_choice() -> None:
 
     search = run(world, new(world, searcher, budget=50))
     assert told == [1] and search.stopped == "complete"
+
+
+def test_children_of_pure_noise_have_keys_that_no_noise_is_drawn_from() -> None:
+    from imgscale.problem import NOISE, RENOISE
+
+    schedule = Schedule(Linear(), (1.0, 0.5, 0.0))
+    keys = torch.arange(3)
+    noise = Particles(schedule, -1, torch.zeros(3, 2), torch.zeros(3, 2), keys, keys)
+    children = set(noise.branch(4).keys.tolist())
+    drawn = {int(k) for purpose in (NOISE, RENOISE) for step in range(8) for k in fold(keys, purpose, step)}
+    assert len(children) == 12 and not children & drawn
