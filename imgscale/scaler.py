@@ -14,12 +14,13 @@ import numpy as np
 import imgscale
 from imgscale import registry, usefulness
 from imgscale.budget import Budget, Meter
-from imgscale.engine import Engine, Search, Verifier
+from imgscale.engine import Engine
 from imgscale.errors import UserError
 from imgscale.journal import Journal
 from imgscale.models import ModelSettings, folder_of, load_pipeline
 from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
+from imgscale.search import Search, Verifier
 from imgscale.usefulness import Usefulness
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from imgscale.errors import UserError
 from imgscale.kernels import DDIM
 
 if TYPE_CHECKING:
-    from imgscale.engine import Engine, Verifier
+    from imgscale.engine import Engine
     from imgscale.problem import Problem, Verb
+    from imgscale.search import Verifier
 
 Floats = npt.NDArray[np.float64]
 
@@ -92,8 +93,8 @@ def measure(
         UserError: Too few starts, parents or draws, or rewards that never differ.
     """
     from imgscale.budget import Budget, Meter
-    from imgscale.engine import Search
     from imgscale.problem import Problem
+    from imgscale.search import Search
 
     if starts < 3 or not 1 <= parents <= starts or draws < 2 or not conds:
         raise UserError(

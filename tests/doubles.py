@@ -15,8 +15,9 @@ from torch import Tensor
 
 from imgscale import registry
 from imgscale.budget import Budget, Meter
-from imgscale.engine import Engine, Search
+from imgscale.engine import Engine
 from imgscale.problem import Guide, Problem
+from imgscale.search import Search
 from tests.worlds import Condition, Gaussian, World
 
 STEPS = 4  # of the tests' samples; on a uniform grid from 1 to 0 each takes as many evaluations

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from imgscale import registry
 from imgscale.budget import Budget
-from imgscale.engine import Search
 from imgscale.errors import UserError
 from imgscale.kernels import DDIM, ODE, Kernel, renoise
 from imgscale.keys import fold, normal, root
 from imgscale.problem import NOISE, RENOISE
+from imgscale.search import Search
 from imgscale.searchers.dfs import _marks
 from tests.doubles import STEPS, Reward, Scripted, Watched, new, run
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from imgscale.budget import Budget, BudgetSpent
-from imgscale.engine import PATIENCE, Engine, Search
+from imgscale.engine import PATIENCE, Engine
 from imgscale.errors import UserError
 from imgscale.kernels import DDIM
 from imgscale.particles import Schedule
 from imgscale.paths import VP
 from imgscale.problem import Predict, Problem, Score, Verb
+from imgscale.search import Search
 from tests.doubles import (
     MEMORY,
     STEPS,

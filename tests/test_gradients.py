@@ -13,13 +13,14 @@ from torch import Tensor
 
 import imgscale
 from imgscale.budget import Budget
-from imgscale.engine import Engine, Search
+from imgscale.engine import Engine
 from imgscale.errors import UserError
 from imgscale.kernels import DDIM, ODE
 from imgscale.particles import Particles, Schedule
 from imgscale.paths import VP, Discrete, Linear, Path
 from imgscale.problem import Problem, Verb
 from imgscale.scaler import Scaler
+from imgscale.search import Search
 from tests.doubles import MEMORY, STEPS, Reward, Watched, as_denoiser, near_one, new, run
 from tests.worlds import Mixture, World
 

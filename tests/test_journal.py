@@ -15,10 +15,11 @@ from torch import Tensor
 from imgscale import journal as journals
 from imgscale import registry
 from imgscale.budget import Budget
-from imgscale.engine import Engine, Search
+from imgscale.engine import Engine
 from imgscale.errors import UserError
 from imgscale.journal import Journal
 from imgscale.scaler import Scaler
+from imgscale.search import Search
 from tests.doubles import STEPS, Clock, Reward, Watched, as_denoiser, clock, near_one, new, stop_after
 
 __all__ = ["clock"]

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from imgscale import registry
 from imgscale.budget import Budget
-from imgscale.engine import Search
 from imgscale.errors import UnknownName, UserError
 from imgscale.kernels import DDIM, ODE, Kernel
 from imgscale.keys import fold, normal, root
 from imgscale.particles import Schedule
 from imgscale.paths import VP, Discrete, Linear
 from imgscale.problem import NOISE
+from imgscale.search import Search
 from imgscale.usefulness import Usefulness
 from tests.doubles import STEPS, Clock, Reward, Scripted, Watched, clock, near_one, new, run, stop_after
 

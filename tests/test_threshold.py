@@ -12,10 +12,10 @@ import torch
 
 from imgscale import registry
 from imgscale.budget import Budget
-from imgscale.engine import Search
 from imgscale.errors import UserError
 from imgscale.keys import root
 from imgscale.paths import VP, Linear
+from imgscale.search import Search
 from imgscale.searchers.threshold import bar
 from tests.doubles import STEPS, Reward, Scripted, Watched, new, run
 from tests.test_searchers import VP_TIMES, by_hand

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from imgscale.engine import Search
 from imgscale.errors import UserError
 from imgscale.kernels import ODE
 from imgscale.keys import root
 from imgscale.particles import Particles, Schedule
 from imgscale.paths import Linear
+from imgscale.search import Search
 from imgscale.searchers.zero_order import near
 from tests.doubles import STEPS, Scripted, Watched, new, run
 

@@ -1,0 +1,238 @@
+"""One search in the engine's care: the searcher's generator, what it has found, and why it ended."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from imgscale.budget import BudgetSpent, Meter
+from imgscale.errors import UserError
+from imgscale.journal import Entry, Journal, magnitude, on_cpu
+from imgscale.particles import Particles
+from imgscale.problem import Gradient, Predict, Problem, Request, Score, Verb
+from imgscale.result import Candidate, TracePoint
+
+
+class Verifier(Protocol):
+    """A reward: images float32 (n, 3, h, w) in [0, 1] and n prompts to float32 (n,), higher is better.
+
+    Attributes:
+        name: What it is called in results.
+        range: Lowest and highest possible score, or None. A search ends when it reaches the highest.
+        reads_prompt: Whether the prompts matter.
+        differentiable: Whether gradients reach the images.
+    """
+
+    name: str
+    range: tuple[float, float] | None
+    reads_prompt: bool
+    differentiable: bool
+
+    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor: ...
+
+    def identity(self) -> dict[str, Any]: ...
+
+
+@dataclass
+class Search:
+    """One search in the engine's care.
+
+    Args:
+        problem: What the searcher works on.
+        steps: The searcher's generator.
+        verifier: The one that steers.
+        reports: Verifiers that score each new best image and never steer.
+        best: The best finished image so far.
+        trace: A point for every new best.
+        events: What went wrong without ending the search.
+        stopped: Why it ended, or "" while it runs.
+        rounds: Engine steps up to that end: to stop there again gives the same image again.
+        number: Among the searches that run together.
+        journal: Takes down the answers.
+    """
+
+    problem: Problem
+    steps: Verb
+    verifier: Verifier
+    reports: Sequence[Verifier] = ()
+    best: Candidate | None = None
+    trace: list[TracePoint] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    stopped: str = ""
+    rounds: int = 0
+    number: int = 0
+    journal: Journal | None = None
+    _request: Request | None = None
+    _closing: bool = False
+    _heard: bool = False  # a score from the verifier, ever
+    _unheard: int = 0  # verifier calls that failed
+    _checked: float = 0.0  # seconds at the last check of the clock
+    _pace: float = 0.0  # seconds of the slowest engine step; the first, which warms up, counts only at first
+    _told: int = 0  # events that the journal knows
+    _replayed: Entry | None = None  # what is answered from the journal now
+
+    @property
+    def meter(self) -> Meter:
+        return self.problem.meter
+
+    @property
+    def running(self) -> bool:
+        return self._request is not None
+
+    def notice(self, text: str) -> None:
+        """Records an event once."""
+        if text not in self.events:
+            self.events.append(text)
+
+    # -------------------------------------------------------------------------------------- the searcher's side
+
+    def advance(self, answer: Any = None) -> None:
+        """Sends an answer to the searcher and takes its next request, or its end."""
+        try:
+            request = self.steps.send(answer)
+        except StopIteration:
+            self.end("complete")
+        except BudgetSpent:
+            self.end("budget")
+        else:
+            if inspect.isgenerator(request):
+                self.steps.close()
+                raise TypeError(f"A searcher yielded {request.__qualname__}(…); write 'yield from' before it.")
+            if not isinstance(request, Predict | Score | Gradient):
+                self.steps.close()
+                raise TypeError(f"A searcher yielded {request!r}, which is no request of imgscale.problem.")
+            self._request = request
+
+    def end(self, reason: str) -> None:
+        """Ends the searcher; while nothing is finished, the engine goes on to finish the incumbent."""
+        self.steps.close()
+        self.stopped = self.stopped or reason
+        self._request = None
+        if self.best is None and not self._closing and reason != "cancelled":
+            self._closing = True
+            self.steps = self._last_resort()
+            self.advance()
+
+    def _last_resort(self) -> Verb:
+        held = self.problem.incumbent
+        particles = yield from (self.problem.sample(1) if held is None else self.problem.finish(held))
+        yield from self.problem.score(particles)
+
+    # ---------------------------------------------------------------------------------------- the engine's side
+
+    def settle(self, images: Tensor | None, scores: Tensor, particles: Particles) -> None:
+        """Takes note of scored images: the best so far, the trace, the end of what can't get better.
+
+        Without the images, which the journal doesn't hold, the new best is the one that it does.
+        """
+        self._request = None
+        if particles.finished:
+            self.problem.done = True
+            i = int(scores.argmax())
+            if self.best is None or float(scores[i]) > self.best.score:
+                self.keep(images, particles.x0, scores, particles.seeds, i)
+        if not self._closing and self.best is not None and self.problem.ceiling is not None:
+            if self.best.score >= self.problem.ceiling:
+                self.end("ceiling")
+
+    def keep(
+        self, images: Tensor | None, x0: Tensor, scores: Tensor, seeds: Tensor, i: int, finished: bool = True
+    ) -> None:
+        """Makes row ``i`` the best so far."""
+        if images is not None:
+            image = images[i : i + 1].nan_to_num(0.0, 1.0, 0.0)
+            report = {v.name: float(self.judge(v, image)[0]) for v in self.reports}
+        else:
+            assert self._replayed is not None
+            image = self._replayed.tensors.get("image", torch.zeros(3, 1, 1))[None]  # a later one is kept there
+            report = dict(self._replayed.report or {})
+        self.meter.charge(report_calls=len(self.reports))
+        score = float(scores[i])
+        self.best = Candidate(image[0].cpu(), x0[i].cpu(), score, int(seeds[i]), finished, report)
+        self.mark()
+
+    def log(self, request: Request, tensors: dict[str, Tensor], *, best: Candidate | None, lost: bool = False) -> None:
+        """Takes an answer down in the journal; ``best`` is the one before it."""
+        if self.journal is None or self._replayed is not None or self.stopped in ("deadline", "cancelled"):
+            return  # what a stop made the engine do isn't part of the search
+        self.meter.tick()
+        new = self.best if self.best is not best else None
+        self.journal.add(
+            Entry(
+                search=self.number,
+                request=type(request).__name__,
+                shape=tuple(subject(request).shape),
+                size=magnitude(subject(request)),
+                rounds=self.rounds,
+                seconds=self.meter.ledger.seconds,
+                pace=self._pace,
+                events=self.events[self._told :],
+                lost=lost,
+                report=None if new is None else new.report,
+                tensors=on_cpu(tensors if new is None else {**tensors, "image": new.image}),
+            )
+        )
+        self._told = len(self.events)
+
+    def mark(self) -> None:
+        """Adds the present state to the trace."""
+        if self.best is not None:
+            self.meter.tick()
+            ledger = self.meter.ledger
+            self.trace.append(
+                TracePoint(ledger.nfe, ledger.seconds, ledger.verifier_calls, self.best.score, self.best.report)
+            )
+
+    def judge(self, verifier: Verifier, images: Tensor) -> Tensor:
+        """Scores of images for this search's prompt, float64 (n,) on the CPU; −inf where there is no number."""
+        scores = judge(verifier, images, [self.problem.cond.prompt] * len(images), self.notice)
+        return scores.nan_to_num(nan=-math.inf, neginf=-math.inf)
+
+    def clock(self) -> float:
+        """Brings the clock up to date and learns from it how long an engine step takes; the seconds that are left."""
+        left = self.meter.tick()
+        now = self.meter.ledger.seconds
+        self._pace = max(now - self._checked, self._pace if self.rounds > 2 else 0.0)
+        self._checked = now
+        return left
+
+
+def subject(request: Request) -> Tensor:
+    """The tensor that a request is about."""
+    if isinstance(request, Predict):
+        return request.x
+    about = isinstance(request, Score) or request.to is None
+    return request.particles.x0 if about else request.particles.x
+
+
+def judge(
+    verifier: Verifier, images: Tensor, prompts: list[str], notice: Callable[[str], None], detach: bool = True
+) -> Tensor:
+    """One batched verifier call: float64 (n,) on the CPU, −inf where it gave no number, NaN where it failed."""
+    try:
+        scores = verifier(images, prompts)
+        if tuple(scores.shape) != (len(images),):
+            raise ValueError(f"it returned shape {tuple(scores.shape)} for {len(images)} images")
+    except UserError:
+        raise
+    except Exception as error:  # anything a verifier may do must leave the search alive
+        if len(images) > 1 and is_out_of_memory(error):
+            raise
+        notice(f"The verifier {verifier.name} failed and cost its candidates −inf: {error!r}.")
+        return torch.full((len(images),), math.nan, dtype=torch.float64)
+    scores = (scores.detach() if detach else scores).to("cpu", torch.float64)
+    if bool(scores.isnan().any()):
+        notice(f"The verifier {verifier.name} gave NaN, which counts as −inf.")
+    return scores.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """CUDA has a class for it; MPS and the CPU's allocator only say so."""
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
