@@ -104,9 +104,14 @@ def first(model: str, rows: list[dict[str, Any]]) -> dict[str, float]:
         cond = denoiser.encode(text, guidance_scale=guidance)
         noise = denoiser.prior(torch.tensor([own_seed(text, 0)]), cond)
         images.append(denoiser.decode(denoiser.predict(noise, 1.0, cond), cond))
-    clear = [bool(seen) and all(o.shape and o.colour for o in seen) for seen in read(torch.cat(images))]
     right = Shapes()(torch.cat(images), texts) == 1
-    return {"readable": round(float(np.mean(clear)), 4), "right": round(float(right.float().mean()), 4)}
+    clear = float(np.mean(readable(torch.cat(images))))
+    return {"readable": round(clear, 4), "right": round(float(right.float().mean()), 4)}
+
+
+def readable(images: Tensor) -> list[bool]:
+    """Which images show objects, each of a clear shape and colour."""
+    return [bool(seen) and all(o.shape and o.colour for o in seen) for seen in read(images)]
 
 
 @torch.inference_mode()

@@ -146,10 +146,13 @@ def ship(pipe: Any, name: str, settings: dict[str, Any]) -> None:
         if isinstance(part, nn.Module):
             part.half().cpu()
     pipe.save_pretrained(HERE / name, safe_serialization=True)
-    for file in (HERE / name).rglob("*.json"):  # no folder of this machine in what ships
+    for file in (HERE / name).rglob("*.json"):
         values = json.loads(file.read_text())
-        if values.pop("_name_or_path", None) is not None:
-            file.write_text(json.dumps(values, indent=2) + "\n")
+        tidy = {k: v for k, v in values.items() if k != "_name_or_path"}  # no folder of this machine in what ships
+        if tidy.get("dtype") == "float16":  # else a plain from_pretrained has text encoders in float16, the rest wider
+            tidy["dtype"] = "float32"
+        if tidy != values:
+            file.write_text(json.dumps(tidy, indent=2) + "\n")
     (HERE / name / "imgscale.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
