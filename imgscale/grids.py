@@ -18,8 +18,9 @@ def search_schedule(problem: Problem, path: str | None, steps: int) -> Schedule:
 
     Args:
         problem: Whose model it is.
-        path: "own", or "linear" or "vp" at the times sqrt(1 - (i / steps)^2). None is vp on a distilled flow model and
-            own otherwise: draws differ most on vp, but its grid ends early, where only a distilled x0 is sharp.
+        path: "own", or "linear" or "vp" at the times sqrt(1 - (i / steps)^2). None is what the model's settings say, or
+            else vp on a distilled flow model and own otherwise: draws differ most on vp, but its grid ends early, where
+            only a distilled x0 is sharp.
         steps: Transitions on the linear or vp path, at least 2.
 
     Raises:
@@ -27,6 +28,7 @@ def search_schedule(problem: Problem, path: str | None, steps: int) -> Schedule:
 
     Source: Kim et al. 2025, RBF (arXiv 2503.19385).
     """
+    path = path or problem.path
     if path is None:
         path = "vp" if problem.distilled and isinstance(problem.schedule.path, Linear) else "own"
     if path == "own":

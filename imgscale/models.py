@@ -27,6 +27,8 @@ class ModelSettings:
         steps: Transitions of an ordinary sample; the pipeline's own default for None.
         guidance_scale: The pipeline's own default for None.
         distilled: Whether it is a few-step model, whose x0 is sharp from the start.
+        path: Where stepwise searches walk by default, "own", "linear" or "vp"; None is vp on a distilled flow model and own
+            otherwise. A model that was distilled at the very times of its grid knows no others: "own".
         clip: What `verifier="clip"` means for this model: an open_clip folder or "model/pretrained", or a bundled CLIP.
         defaults: Further arguments of every pipeline call.
         summary: One line for lists.
@@ -35,6 +37,7 @@ class ModelSettings:
     steps: int | None = None
     guidance_scale: float | None = None
     distilled: bool = False
+    path: str | None = None
     clip: str = "ViT-B-32/laion2b_s34b_b79k"
     defaults: dict[str, Any] = field(default_factory=dict)
     summary: str = ""
@@ -73,6 +76,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "steps": ("a whole number from 1 or null", lambda v: v is None or (_number(v) and isinstance(v, int) and v >= 1)),
     "guidance_scale": ("a number or null", lambda v: v is None or _number(v)),
     "distilled": ("true or false", lambda v: isinstance(v, bool)),
+    "path": ("own, linear, vp or null", lambda v: v in (None, "own", "linear", "vp")),
     "clip": ("a text", lambda v: isinstance(v, str) and bool(v)),
     "defaults": ("an object", lambda v: isinstance(v, dict)),
     "summary": ("a text", lambda v: isinstance(v, str)),

@@ -110,6 +110,7 @@ class Problem:
         seed: Of the whole search; the first particle's noise is the pipeline's own for this seed.
         meter: What may still be spent.
         distilled: Whether the model is a few-step one, whose x0 is sharp from the start.
+        path: Where stepwise searches walk unless they are told, see `imgscale.grids`.
         ceiling: The verifier's highest possible score, or None.
         differentiable: Whether the verifier has gradients.
         guide: Bends every transition that a searcher takes by a kernel of its own; ordinary samples stay as they are.
@@ -131,6 +132,7 @@ class Problem:
         seed: int,
         meter: Meter,
         distilled: bool = False,
+        path: str | None = None,
         ceiling: float | None = None,
         differentiable: bool = False,
         guide: Guide | None = None,
@@ -141,6 +143,7 @@ class Problem:
         self.meter = meter
         self.seed = seed
         self.distilled = distilled
+        self.path = path
         self.ceiling = ceiling
         self.differentiable = differentiable
         self.guide = guide

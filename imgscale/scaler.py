@@ -199,6 +199,7 @@ class Scaler:
                 seed=seed,
                 meter=Meter(budget),
                 distilled=self.settings.distilled,
+                path=self.settings.path,
                 ceiling=judge.range[1] if judge.range else None,
                 differentiable=judge.differentiable,
                 guide=guided,

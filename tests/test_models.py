@@ -304,6 +304,7 @@ def test_settings_are_read(tmp_path: Path) -> None:
         "steps": 10,
         "guidance_scale": 3.5,
         "distilled": True,
+        "path": "own",
         "clip": "shapes-clip",
         "defaults": {"max_sequence_length": 1},
         "summary": "größer",

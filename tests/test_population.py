@@ -73,6 +73,9 @@ def test_the_schedule_follows_from_the_model() -> None:
     vp = search_schedule(problem(distilled=True), None, 10)
     assert vp.path == VP() and vp.steps == 10 and (vp.times[0], vp.times[-1]) == (1.0, 0.0)
     assert vp.times[9] == pytest.approx(0.435890, abs=1e-6)
+    told = problem(distilled=True)
+    told.path = "own"  # by the model's settings
+    assert search_schedule(told, None, 10) == told.schedule and search_schedule(told, "vp", 10) == vp
     linear = search_schedule(problem(), "linear", 5)
     assert linear.path == Linear() and linear.times == pytest.approx([1, 0.979796, 0.916515, 0.8, 0.6, 0])
 
