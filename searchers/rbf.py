@@ -51,42 +51,42 @@ def rbf(
     Args:
         problem: What to solve.
         rng: Not needed: all noise follows from the seed.
-        chain_nfe: Model evaluations of one chain; the number of chains follows from the budget. 50 by default on a
-            distilled model, as published, and 100 on an ordinary one.
-        starts: Starting noises per chain, of which the best ``keep`` are drawn from; with ``look`` they aren't judged,
-            and all are. 3 by default on an ordinary model; half of the chain's budget on a distilled one, as the
-            paper's code has it.
-        skip: Share of the transitions that pass before the first draws. 0 by default on a distilled model, and a tenth
-            on an ordinary one, where the draws of the first transition would differ as starts do and cost more.
+        chain_nfe: Model evaluations of one chain; the number of chains follows from the budget. 50 by default, as
+            published, and 100 where draws are judged further on.
+        starts: Starting noises per chain, of which the best ``keep`` are drawn from. Half of the chain's budget by
+            default on a distilled model, as the paper's code has it, and 1 on another; where draws are judged further
+            on they aren't judged, all are drawn from, and there are 3.
+        skip: Share of the transitions that pass before the first draws. A tenth by default where draws are judged
+            further on, since draws of the very first transition would differ as starts do and cost more; else 0.
         explore: Share of the transitions that is searched; the rest is solved. By default those that decide the picture
             if that was measured (`imgscale profile`); else all of them on a distilled model, and three tenths on an
             ordinary one.
         look: Share of the transitions after which draws are judged; 0 judges each where it lands, as published. By
             default where previews tell if that was measured; else 0 on a distilled model and half on an ordinary one.
-        keep: The best so many trajectories are drawn from at the next transition. 1 by default on a distilled model,
-            as published, 2 on an ordinary one.
-        images: The best so many trajectories are finished. 1 by default on a distilled model and 3 on an ordinary one;
-            more when budget is left.
+        keep: The best so many trajectories are drawn from at the next transition. 1 by default, as published, and 2
+            where draws are judged further on.
+        images: The best so many trajectories are finished; more when budget is left. 1 by default, and 3 where draws
+            are judged further on.
         path: The path to walk: the model's own (with its own grid), or linear or vp with ``steps`` transitions at the
             paper's times. By default vp on a distilled flow model and own otherwise.
         steps: Transitions on the linear or vp path.
         kernel: The stochastic step, such as "ddim(1)" or "sde(g=3t^2)".
-        draws: Speculative draws per chain and batch, all of them charged. 8 by default on a distilled model, 16 on an
-            ordinary one.
+        draws: Speculative draws per chain and batch, all of them charged. 8 by default, and 16 where they are judged
+            further on.
         accept: Of a batch with several improvements, take the first or the best.
         beat: The reward to beat is the best seen so far, or that of the current particle.
 
     Source: algorithm 2 of Kim et al. 2025 (arXiv 2503.19385). Beyond it: batched draws, the place where they are
     judged, several trajectories, the ODE finish, and chains until the budget is spent.
     """
-    distilled = problem.distilled
-    chain_nfe = (50 if distilled else 100) if chain_nfe is None else chain_nfe
-    starts = (max(1, chain_nfe // 2) if distilled else 3) if starts is None else starts
-    keep = (1 if distilled else 2) if keep is None else keep
-    images = (1 if distilled else 3) if images is None else images
-    draws = (8 if distilled else 16) if draws is None else draws
     at_least_one("rbf", chain_nfe=chain_nfe, starts=starts, keep=keep, images=images, draws=draws)
     plan = _plan(problem, skip, explore, look, path=path, steps=steps, kernel=kernel)
+    ahead = not plan.judges_starts
+    chain_nfe = chain_nfe or (100 if ahead else 50)
+    starts = starts or (3 if ahead else max(1, chain_nfe // 2) if problem.distilled else 1)
+    keep = keep or (2 if ahead else 1)
+    images = images or (3 if ahead else 1)
+    draws = draws or (16 if ahead else 8)
 
     def room(chains: int) -> int:
         """Evaluations that so many chains may have between them, besides what their images take."""
@@ -129,6 +129,11 @@ class _Plan:
     def stages(self) -> range:
         """The transitions that are searched."""
         return range(self.skipped, self.searched)
+
+    @property
+    def judges_starts(self) -> bool:
+        """Whether draws are judged where they land, so that a start's preview compares with theirs."""
+        return self.looked <= self.skipped + 1
 
     def judged(self, stage: int) -> int:
         """The step at which draws of a transition are judged."""
@@ -236,7 +241,7 @@ class _Chain:
 def _begin(plan: _Plan, shares: Sequence[int], starts: int, keep: int) -> Generator[Request, Any, list[_Chain]]:
     """A chain for every share of the budget, at the best of its starts where these differ, else at the first."""
     musts, each = plan.musts, 1 + plan.skipped
-    judged = plan.looked <= plan.skipped + 1  # a start's blurred preview is nothing to compare with those further on
+    judged = plan.judges_starts
     chains = []
     together = max(1, BATCH // starts)  # chains whose starts make one request
     for part in (shares[i : i + together] for i in range(0, len(shares), together)):
