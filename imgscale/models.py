@@ -27,8 +27,8 @@ class ModelSettings:
         steps: Transitions of an ordinary sample; the pipeline's own default for None.
         guidance_scale: The pipeline's own default for None.
         distilled: Whether it is a few-step model, whose x0 is sharp from the start.
-        path: Where stepwise searches walk by default, "own", "linear" or "vp"; None is vp on a distilled flow model and own
-            otherwise. A model that was distilled at the very times of its grid knows no others: "own".
+        path: Where stepwise searches walk by default, "own", "linear" or "vp"; None is vp on a distilled flow model and
+            own otherwise. A model that was distilled at the very times of its grid knows no others: "own".
         clip: What `verifier="clip"` means for this model: an open_clip folder or "model/pretrained", or a bundled CLIP.
         defaults: Further arguments of every pipeline call.
         summary: One line for lists.

@@ -203,7 +203,7 @@ class Scaler:
                 ceiling=judge.range[1] if judge.range else None,
                 differentiable=judge.differentiable,
                 guide=guided,
-                usefulness=self.usefulness.get(verifier) if isinstance(verifier, str) else None,
+                usefulness=self._useful(verifier),
             )
             _check_budget(budget, problem.sample_nfe)
             return Search(problem, make(problem), judge, reports)
@@ -271,6 +271,11 @@ class Scaler:
                 made.name = spec  # "clip" and "clip(model=…)" may judge together
             self._verifiers[spec] = made
         return self._verifiers[spec]
+
+    def _useful(self, verifier: VerifierLike) -> Usefulness | None:
+        """What was measured of the model with this verifier; or with another, which is mostly of the model, too."""
+        named = self.usefulness.get(verifier) if isinstance(verifier, str) else None
+        return named or next(iter(self.usefulness.values()), None)
 
     def _steps(self, steps: int | None) -> int:
         if steps is None:

@@ -25,6 +25,7 @@ from imgscale.problem import Problem, Verb
 from imgscale.registry import Entry
 from imgscale.result import SearchOutput
 from imgscale.scaler import Progress, Scaler, to_pil
+from imgscale.usefulness import Usefulness
 from tests.doubles import STEPS, Clock, Reward, Watched, as_denoiser, clock, near_one
 from tests.worlds import Gaussian
 
@@ -520,3 +521,28 @@ def test_the_front_door_has_all_its_names(name: str) -> None:
 def test_the_front_door_has_no_others() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         imgscale.nonsense  # noqa: B018
+
+
+def test_what_was_measured_reaches_the_search() -> None:
+    """By the verifier's name; what another verifier has measured is better than nothing."""
+    seen: list[Any] = []
+
+    def look(problem: Problem, rng: Any) -> Verb:
+        seen.append(problem.usefulness)
+        yield from problem.score((yield from problem.sample(1)))
+
+    made = scaler()
+    one, two, other = (
+        Usefulness((v,) * n, (1.0,) * (n + 1)) for v, n in ((1.0, STEPS), (2.0, STEPS), (1.0, STEPS + 1))
+    )
+    made._verifiers["dummy"] = Reward(lambda images, prompts: images.mean((1, 2, 3)), name="dummy")
+    cases: list[tuple[dict[str, Usefulness], Usefulness | None]] = [
+        ({}, None),
+        ({"clip": two, "dummy": one}, one),
+        ({"clip": two}, two),
+        ({"dummy": other}, None),  # of samples with another number of steps
+    ]
+    for measured, expected in cases:
+        made.usefulness = measured
+        call(made, searcher=look, verifier="dummy")
+        assert seen.pop() == expected
