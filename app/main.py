@@ -176,7 +176,7 @@ def profile(
     as_json: bool = _JSON,
     quiet: bool = _QUIET,
 ) -> None:
-    """Measure where a model's draws matter and when its previews tell, and keep it for searches.
+    """Measure where a model's draws matter, for searches.
 
     For each step of a sample: how well the preview's score predicts the finished image's (foresight), and how much
     images differ that part ways there (spread). rbf spends its budget by it.
@@ -209,7 +209,7 @@ def list_(
     ),
     as_json: bool = _JSON,
 ) -> None:
-    """List the models, searchers, guides and verifiers, with their options."""
+    """List the models, searchers, guides and verifiers."""
 
     def work() -> int:
         from imgscale.app import listing

@@ -324,7 +324,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "prompt without quotes": (["generate", "two", "red", "circles"], "'red circles' is too much.*quotes"),
     "unknown command": (["generat", "a cat"], "Unknown command 'generat'.*Did you mean 'generate'?"),
     "unknown kind of list": (["list", "modles"], "Unknown kind of list 'modles'.*Did you mean 'models'?"),
-    "unknown paper": (["cite", "kim2025"], "Unknown paper, searcher or verifier 'kim2025'.*Did you mean 'kim2025rbf'?"),
+    "unknown paper": (["cite", "kim2025"], "Unknown paper, searcher, guide or verifier 'kim2025'.*Did you mean 'kim2025rbf'?"),
     "missing picture": (["rerun", "nowhere.png"], "'nowhere.png' can't be read"),
     "no picture": (["rerun"], "The picture is missing"),
 }
@@ -763,7 +763,7 @@ def test_help_answers_at_once() -> None:
 
 def test_help_names_every_command_and_option(command: Command) -> None:
     overview = command("--help").out
-    commands = ["generate", "rerun", "bench", "list", "doctor", "cite"]
+    commands = ["generate", "rerun", "bench", "profile", "list", "doctor", "cite"]
     assert re.findall(r"^  (\w+)  +\S", overview, re.MULTILINE) == commands
     assert "..." not in overview.partition("Commands:")[2]
     for option in ("--set", "--seconds", "--no-plain", "--quiet", "--negative", "--json", "--dtype"):
