@@ -324,7 +324,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "prompt without quotes": (["generate", "two", "red", "circles"], "'red circles' is too much.*quotes"),
     "unknown command": (["generat", "a cat"], "Unknown command 'generat'.*Did you mean 'generate'?"),
     "unknown kind of list": (["list", "modles"], "Unknown kind of list 'modles'.*Did you mean 'models'?"),
-    "unknown paper": (["cite", "kim2025"], "Unknown paper, searcher, guide or .* 'kim2025'.*Did you mean 'kim2025rbf'?"),
+    "unknown paper": (["cite", "kim2025"], "Unknown paper, searcher, guide.*'kim2025'.*Did you mean 'kim2025rbf'?"),
     "missing picture": (["rerun", "nowhere.png"], "'nowhere.png' can't be read"),
     "no picture": (["rerun"], "The picture is missing"),
 }
