@@ -68,6 +68,7 @@ def rerun(
     """
     from imgscale import png
     from imgscale.app import outputs
+    from imgscale.usefulness import Usefulness
 
     record = png.read(picture)
     before = _pixels(picture)
@@ -75,6 +76,10 @@ def rerun(
     job = job_of(record, model, verifier, device)
     job.check()
     scaler = job.load(quiet)
+    scaler.usefulness = {}  # not what has been measured since
+    if record.usefulness is not None:
+        curves = tuple(record.usefulness.spread), tuple(record.usefulness.foresight)
+        scaler.usefulness[job.verifier] = Usefulness(*curves)
     with Interrupt() as interrupt, only_results_on_stdout():
         output = job.run(scaler, interrupt, quiet, lambda progress: _stop_again(record, progress))
         path = outputs.save_image(output, folder, f"{picture.stem}-rerun")

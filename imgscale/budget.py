@@ -126,16 +126,19 @@ class Rollover:
     Args:
         total: To be split, at least 0.
         weights: One per stage, not negative, not all 0. The split is whole numbers that add up to the total.
+        least: What each stage gets before the rest is split by the weights; nothing if None.
 
     Source: rollover budget forcing, Kim et al. 2025 (arXiv 2503.19385), algorithm 2.
     """
 
-    def __init__(self, total: int, weights: Sequence[float]) -> None:
+    def __init__(self, total: int, weights: Sequence[float], least: Sequence[int] | None = None) -> None:
+        least = [0] * len(weights) if least is None else least
+        total -= sum(least)
         if total < 0 or not weights or min(weights) < 0 or sum(weights) <= 0:
             raise ValueError(f"Cannot split {total} by the weights {list(weights)}.")
         ends = [sum(weights[: i + 1]) / sum(weights) for i in range(len(weights))]
         marks = [0, *(math.floor(total * end + 0.5 + 1e-9) for end in ends[:-1]), total]
-        self.quotas = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        self.quotas = [b - a + base for a, b, base in zip(marks, marks[1:], least, strict=False)]
         self.spent = [0] * len(weights)
 
     def left(self, stage: int) -> int:

@@ -58,6 +58,13 @@ class Limits(_Strict):
     seconds: Annotated[float, Field(gt=0)] | None = None
 
 
+class Curves(_Strict):
+    """What the search knew of the model; see `imgscale.usefulness.Usefulness`."""
+
+    spread: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1, max_length=1000)]
+    foresight: Annotated[list[float], Field(min_length=2, max_length=1001)]
+
+
 class Record(_Strict):
     """How an image was made: what was asked for, and how it went.
 
@@ -72,6 +79,7 @@ class Record(_Strict):
     searcher: Name
     options: Annotated[dict[Name, Scalar], Field(max_length=100)] = {}
     guide: Name | None = None
+    usefulness: Curves | None = None
     verifier: Name
     report: Annotated[list[Name], Field(max_length=100)] = []
     budget: Limits

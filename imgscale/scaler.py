@@ -179,6 +179,7 @@ class Scaler:
         reports = _distinct(judge, [self.verifier(spec) for spec in report])
 
         steps = self._steps(num_inference_steps)
+        useful = self._useful(verifier)
         conds = [
             self.engine.denoiser.encode(
                 text,
@@ -203,7 +204,7 @@ class Scaler:
                 ceiling=judge.range[1] if judge.range else None,
                 differentiable=judge.differentiable,
                 guide=guided,
-                usefulness=self._useful(verifier),
+                usefulness=useful,
             )
             _check_budget(budget, problem.sample_nfe)
             return Search(problem, make(problem), judge, reports)
@@ -217,6 +218,7 @@ class Scaler:
             "searcher": name,
             "options": searcher_options,
             "guide": guide_name,
+            "usefulness": None if useful is None else asdict(useful),  # measured anew, the search would be another
             "verifier": verifier if isinstance(verifier, str) else judge.name,
             "report": [v if isinstance(v, str) else self.verifier(v).name for v in report],
             "verifiers": {v.name: v.identity() for v in (judge, *reports)},

@@ -239,7 +239,7 @@ class _Chain:
 
 
 def _begin(plan: _Plan, shares: Sequence[int], starts: int, keep: int) -> Generator[Request, Any, list[_Chain]]:
-    """A chain for every share of the budget, at the best of its starts where these differ, else at the first."""
+    """A chain for every share of the budget: at the best of its starts where those are judged, else at all of them."""
     musts, each = plan.musts, 1 + plan.skipped
     judged = plan.judges_starts
     chains = []
@@ -255,8 +255,7 @@ def _begin(plan: _Plan, shares: Sequence[int], starts: int, keep: int) -> Genera
         for share, first, end in zip(part, firsts, np.cumsum(firsts), strict=True):
             mine = _ranked(_Way({plan.skipped: fresh[j]}, rewards[j]) for j in range(end - first, end))
             mine = mine[:keep] if judged else mine
-            quotas = Rollover(share - first * each - sum(musts), plan.weights)
-            quotas.quotas = [a + b for a, b in zip(quotas.quotas, musts, strict=True)]
+            quotas = Rollover(share - first * each, plan.weights, musts)
             chains.append(_Chain(mine, mine[0].reward if judged else -inf, quotas))
     return chains
 

@@ -155,3 +155,11 @@ def test_what_is_charged_never_exceeds_the_total() -> None:
                 assert sum(quotas.quotas) == total
                 assert sum(quotas.spent) + quotas.left(stages - 1) == total
                 assert sum(quotas.spent) <= min(total, greed * stages)
+
+
+def test_a_stage_may_have_its_least_before_the_rest_is_split() -> None:
+    split = Rollover(17, [3, 2, 1], [3, 0, 0])  # 14 by 3 : 2 : 1 is 7, 5 and 2
+    assert split.quotas == [10, 5, 2]
+    assert Rollover(4, [0, 1], [1, 3]).quotas == [1, 3]
+    with pytest.raises(ValueError, match="Cannot split -1"):
+        Rollover(3, [1, 1], [2, 2])

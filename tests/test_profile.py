@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from imgscale import usefulness
+from imgscale.usefulness import Usefulness
 from tests.test_cli import Command, bundled_model, command
 
 __all__ = ["command"]
@@ -44,3 +45,25 @@ def test_it_measures_prints_and_keeps(command: Command, tmp_path: Path, monkeypa
 )
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], message: str, command: Command) -> None:
     assert message in command("profile", *arguments).sentence
+
+
+@bundled_model
+def test_a_picture_is_made_again_whatever_was_measured_since(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It carries the curves that its search went by."""
+
+    def curves(spread: tuple[float, ...], look: int) -> dict[str, Usefulness]:
+        return {"clip": Usefulness(spread, (*(0.0,) * look, *(1.0,) * (11 - look)))}
+
+    def make(known: dict[str, Usefulness]) -> str:
+        monkeypatch.setattr(usefulness, "known", lambda folder, name: known)
+        job = ("generate", "a red circle above a blue star", "--budget", "60", "--no-plain", "--json")
+        path: str = command(*job).json["images"][0]
+        return path
+
+    late, early = curves((0.0, 0.0, 1.0, 0.0, 0.0, *(0.0,) * 5), 6), curves((1.0, 1.0, *(0.0,) * 8), 3)
+    picture, other = make(late), make(early)
+    assert picture != other, "another search, so another picture beside it"
+    again = command("rerun", picture, "--json")  # while the other curves are the ones that are known
+    assert again.status == 0 and again.json["identical"] and again.json["changed"] == {}
+    monkeypatch.setattr(usefulness, "known", lambda folder, name: {})
+    assert command("rerun", other, "--json").json["identical"]

@@ -133,6 +133,7 @@ def test_everything_needed_to_run_it_again_is_recorded() -> None:
         "searcher": "rbf",
         "options": {"draws": 2, "explore": 0.5, "starts": 3},
         "guide": None,
+        "usefulness": None,
         "verifier": "brightness",
         "report": ["redness"],
         "verifiers": {
