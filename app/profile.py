@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from imgscale.app import checks
@@ -16,6 +17,7 @@ def profile(
     verifier: str,
     source: str,
     *,
+    categories: Sequence[str],
     limit: str | None,
     starts: str | None,
     draws: str | None,
@@ -34,7 +36,7 @@ def profile(
     assert most is not None and noises is not None and children is not None and first is not None
     models.locate(model)
     registry.verifier.resolve(verifier)
-    prompts = [prompt.text for prompt in lists.spread(lists.load(source))[:most]]
+    prompts = [prompt.text for prompt in lists.spread(lists.load(source, categories))[:most]]
     with waiting(quiet, f"Loading {model}"), only_results_on_stdout():
         import imgscale
         from imgscale import usefulness

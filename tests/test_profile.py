@@ -39,6 +39,7 @@ def test_it_measures_prints_and_keeps(command: Command, tmp_path: Path, monkeypa
         (("--starts", "2"), "--starts can't be '2'; give a whole number of at least 3"),
         (("--draws", "one"), "--draws can't be 'one'"),
         (("--prompts", "promts"), "prompts"),
+        (("--categories", "hard,hart"), "Unknown category of 'prompts-tuning' 'hart'"),
         (("shapes-flo",), "shapes-flow"),
         (("--verifier", "clop"), "clip"),
     ],

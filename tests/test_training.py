@@ -126,3 +126,19 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(tmp_path: Path, monke
     straight, stopped = train("straight", 1000), train("stopped", 350, 1000)
     assert torch.equal(straight, stopped)
     assert rates["straight"][:30] == rates["stopped"][:30]
+
+
+def test_new_weights_are_shipped_without_what_was_measured_of_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pipe:
+        components: dict[str, Any] = {}
+
+        def save_pretrained(self, folder: Path, safe_serialization: bool) -> None:
+            assert safe_serialization
+
+    monkeypatch.setattr(training, "HERE", tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "usefulness.json").write_text("{}")
+    training.ship(Pipe(), "model", {"steps": 4})
+    assert [file.name for file in (tmp_path / "model").iterdir()] == ["imgscale.json"]

@@ -23,7 +23,7 @@ import imgscale
 from imgscale.assets.shapes.prompts import own_seed
 from imgscale.assets.shapes.training import HERE, arguments, to_tensor
 from imgscale.assets.shapes.world import parse, render
-from imgscale.paths import column
+from imgscale.kernels import ODE
 from imgscale.verifiers.shapes import Shapes, read
 
 
@@ -128,13 +128,12 @@ def sheet(args: Any, columns: int = 12) -> None:
     images: list[Tensor] = []
     for row in rows[:columns]:
         cond = denoiser.encode(row["prompt"], guidance_scale=guidance)
-        x, path = denoiser.prior(torch.tensor([own_seed(row["prompt"], 0)]), cond), denoiser.path
+        x = denoiser.prior(torch.tensor([own_seed(row["prompt"], 0)]), cond)
         times = denoiser.grid(steps, cond)
         for t, after in zip(times[:-1], times[1:], strict=True):
             x0 = denoiser.predict(x, t, cond)
             images.append(denoiser.decode(x0, cond))
-            noise = (x - column(path.alpha(t), x) * x0) / column(path.sigma(t), x)
-            x = column(path.alpha(after), x) * x0 + column(path.sigma(after), x) * noise
+            x = ODE()(denoiser.path, t, after, x, x0)
         print(row["prompt"])
     grid = nn.functional.pad(torch.cat(images), (1, 1, 1, 1)).unflatten(0, (-1, steps))  # columns, rows, 3, 66, 66
     pixels = grid.permute(1, 3, 0, 4, 2).flatten(0, 1).flatten(1, 2).mul(255).round().byte()

@@ -26,10 +26,8 @@ from imgscale.assets.shapes.training import HERE, arguments, run, ship, shuffled
 from imgscale.paths import Discrete, Linear, convert
 
 WIDTHS = (64, 128)
-TAUGHT = (
-    1,
-    3,
-)  # the teacher's blocks, the first being 0, that the UNet's lower level should tell before and after its middle
+# The teacher's blocks, the first being 0, that the UNet's lower level should tell before and after its middle.
+TAUGHT = (1, 3)
 SETTINGS = {
     "steps": 12,
     "guidance_scale": 3.0,

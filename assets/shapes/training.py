@@ -141,7 +141,10 @@ def run(
 
 
 def ship(pipe: Any, name: str, settings: dict[str, Any]) -> None:
-    """Writes a pipeline in float16, with its settings for imgscale, into the folder ``name``."""
+    """Writes a pipeline in float16, with its settings for imgscale, into the folder ``name``.
+
+    What `imgscale profile` measured of earlier weights goes.
+    """
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
             part.half().cpu()
@@ -154,6 +157,7 @@ def ship(pipe: Any, name: str, settings: dict[str, Any]) -> None:
         if tidy != values:
             file.write_text(json.dumps(tidy, indent=2) + "\n")
     (HERE / name / "imgscale.json").write_text(json.dumps(settings, indent=1) + "\n")
+    (HERE / name / "usefulness.json").unlink(missing_ok=True)
 
 
 def shuffled(seed: int, size: int, n: int) -> Iterator[np.ndarray]:
