@@ -53,7 +53,6 @@ def profile(
             starts=noises,
             draws=children,
             seed=first,
-            distilled=scaler.settings.distilled,
         )
     kept = str(usefulness.keep(models.folder_of(model), model, verifier, found)) if save else None
     if as_json:

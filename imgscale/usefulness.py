@@ -73,7 +73,6 @@ def measure(
     parents: int = 2,
     draws: int = 6,
     seed: int = 0,
-    distilled: bool = False,
 ) -> Usefulness:
     """Measures a model's usefulness on some prompts.
 
@@ -105,9 +104,7 @@ def measure(
     searches = []
     for i, cond in enumerate(conds):
         # No ceiling: a probe goes on when an image is perfect.
-        problem = Problem(
-            engine.denoiser, cond, steps=steps, seed=seed + i, meter=Meter(Budget(nfe=10**12)), distilled=distilled
-        )
+        problem = Problem(engine.denoiser, cond, steps=steps, seed=seed + i, meter=Meter(Budget(nfe=10**12)))
         records.append(_Record([], []))
         searches.append(Search(problem, _probe(problem, starts, parents, draws, records[-1]), verifier))
     engine.run(searches)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from imgscale.errors import UserError
 from imgscale.particles import Particles, join
 from imgscale.problem import Problem, Verb
 from imgscale.registry import searcher
+from imgscale.searchers._population import at_least_one
 
 
 @searcher("cycle", cite="lee2025adaptive")
@@ -42,7 +42,7 @@ def cycle(
     Source: adaptive bi-directional cyclic diffusion, Lee et al. 2025 (arXiv 2505.14036). Here what was kept before
     stays in the contest, the solver is the model's own, and pools begin anew until the budget is spent.
     """
-    _check(starts=starts, keep=keep, copies=copies, levels=levels, kappa=kappa)
+    at_least_one("cycle", starts=starts, keep=keep, copies=copies, levels=levels, kappa=kappa)
     own = problem.schedule
     levels = min(levels, own.steps - 1)
     places = [round(own.steps * (i + 1) / (levels + 1)) for i in range(levels)]  # the noisiest first
@@ -76,9 +76,3 @@ def _fitting(problem: Problem, costs: Sequence[int], rows: int) -> list[int]:
             if costs[level] <= left and calls >= 1:
                 counts[level], left, calls = counts[level] + 1, left - costs[level], calls - 1
     return counts
-
-
-def _check(**options: int) -> None:
-    for name, value in options.items():
-        if value < 1:
-            raise UserError(f"cycle's {name} can't be {value}; it must be at least 1.")
