@@ -243,7 +243,7 @@ def test_pickled_code_is_never_run(folder: Path, tmp_path: Path) -> None:
         ({"model": "hf-hub:nobody/nothing"}, "can't be loaded"),
     ],
 )
-def test_what_cannot_be_loaded_is_explained(options: dict[str, str], message: str) -> None:
+def test_what_cannot_be_loaded_is_explained(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Clip(**options)
 
@@ -263,7 +263,9 @@ def test_an_incomplete_folder_is_explained(folder: Path, tmp_path: Path) -> None
 def test_the_bundled_model_judges_scenes_it_never_saw(bundled: Clip) -> None:
     with torch.inference_mode():
         result = shares(bundled, scenes=20, seed=99)
-    recorded = json.loads((Path(str(bundled._weights)).parent / "evaluation.json").read_text())["clean"]["overall"]
+    recorded = json.loads((Path(str(bundled.network.files[0])).parent / "evaluation.json").read_text())["clean"][
+        "overall"
+    ]
     for side in ("text", "image"):  # as good as the evaluation beside the weights says, within sampling error
         assert recorded[side] >= 0.95 and abs(result["overall"][side] - recorded[side]) < 0.03, result
     assert sum(c["trials"] for c in result["by_category"].values()) > 300
@@ -286,6 +288,6 @@ def test_the_bundled_model_loads_plainly_in_open_clip() -> None:
 def test_the_bundled_model_is_the_default() -> None:
     entry, options = registry.verifier.resolve("clip")
     clip = entry.target(**options)
-    evaluation = json.loads((Path(str(clip._weights)).parent / "evaluation.json").read_text())
+    evaluation = json.loads((Path(str(clip.network.files[0])).parent / "evaluation.json").read_text())
     assert clip.identity()["source"] == "shapes-clip"
     assert clip.identity()["sha256"] == evaluation["sha256"]  # the figures are these weights'

@@ -6,7 +6,6 @@ Any open_clip model will do; the default is the shapes CLIP that imgscale ships.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import logging
 import warnings
 from collections import OrderedDict
@@ -22,10 +21,10 @@ from torch.nn import functional
 
 from imgscale.errors import UserError
 from imgscale.registry import verifier
+from imgscale.verifiers._network import Network, check, plain_tensors
 
 BUNDLED = "shapes-clip"
 REMEMBERED = 4096  # text embeddings kept, the least recently used go first
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @verifier("clip", cite="radford2021learning")
@@ -40,6 +39,7 @@ class Clip:
             file without pickled code).
         device: Where it runs; where the images are, if None.
         dtype: Of both towers: float32, bfloat16 or float16. The embeddings are normalised and compared in float32.
+        offload: Leave the device after every call.
 
     Raises:
         UserError: when there is no such model or weights, or they can't be loaded; the message says which and why.
@@ -57,16 +57,12 @@ class Clip:
         pretrained: str | None = None,
         device: str | None = None,
         dtype: str = "float32",
+        offload: bool = False,
     ) -> None:
-        if dtype not in DTYPES:
-            raise UserError(f"The CLIP verifier's dtype can't be {dtype!r}; choose one of {', '.join(DTYPES)}.")
-        self._device = None if device is None else torch.device(device)
-        self._dtype = DTYPES[dtype]
-        self.source, self._weights, loaded, self._tokenise = _load(model, pretrained)
-        self._model = loaded.eval().requires_grad_(False)
-        self._place: torch.device | None = None
+        source, weights, loaded, self._tokenise = _load(model, pretrained)
+        self.network = Network(loaded, [weights], source, device=device, dtype=dtype, offload=offload)
+        self._model = self.network.module
         self._texts: OrderedDict[str, Tensor] = OrderedDict()
-        self._sha256: str | None = None
         self._warned = False
 
     def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -74,11 +70,7 @@ class Clip:
 
         Gradients reach the images where autograd is on.
         """
-        if images.ndim != 4 or images.shape[1] != 3 or len(prompts) != len(images):
-            raise UserError(
-                f"The CLIP verifier scores images of shape (n, 3, h, w), each for its own prompt; these are"
-                f" {tuple(images.shape)} and {len(prompts)} prompts."
-            )
+        check("clip", images, prompts)
         if not len(images):
             return torch.zeros(0, device=images.device)
         seen = self.embed_images(images)  # first, since it decides the device
@@ -86,20 +78,20 @@ class Clip:
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Unit embeddings, float32 ``(n, d)``, of images ``(n, 3, h, w)`` in [0, 1] of any size."""
-        device = self._on(self._device or images.device)
-        pixels = preprocess(images.to(device, torch.float32), self.preprocessing)
-        return functional.normalize(self._model.encode_image(pixels.to(self._dtype)).float(), dim=-1)
+        with self.network.on(images.device) as device:
+            pixels = preprocess(images.to(device, torch.float32), self.preprocessing)
+            return functional.normalize(self._model.encode_image(pixels.to(self.network.dtype)).float(), dim=-1)
 
     def embed_texts(self, prompts: Sequence[str]) -> Tensor:
         """Unit embeddings, float32 ``(n, d)``, of the prompts; each is computed once and remembered."""
-        device = self._on(self._device or self._place or torch.device("cpu"))
         new = [p for p in dict.fromkeys(prompts) if p not in self._texts]
-        if new:
-            with _plain_tensors(), torch.no_grad():
-                tokens = self._tokenise(new)
-                self._warn_of_length(new, tokens)
-                found = functional.normalize(self._model.encode_text(tokens.to(device)).float(), dim=-1)
-            self._texts.update(zip(new, found, strict=True))
+        with self.network.on() as device:
+            if new:
+                with plain_tensors(), torch.no_grad():
+                    tokens = self._tokenise(new)
+                    self._warn_of_length(new, tokens)
+                    found = functional.normalize(self._model.encode_text(tokens.to(device)).float(), dim=-1)
+                self._texts.update(zip(new, found, strict=True))
         for prompt in prompts:
             self._texts.move_to_end(prompt)
         texts = torch.stack([self._texts[p].to(device) for p in prompts])
@@ -114,25 +106,12 @@ class Clip:
 
     def identity(self) -> dict[str, Any]:
         """What a record needs to name this verifier: source, hash of the weights file, preprocessing, dtype."""
-        if self._sha256 is None:
-            with self._weights.open("rb") as file:
-                self._sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return {
             "name": self.name,
-            "source": self.source,
-            "sha256": self._sha256,
+            **self.network.identity(),
             "preprocessing": self.preprocessing,
             "context_length": self._tokenise.context_length,
-            "dtype": str(self._dtype).removeprefix("torch."),
         }
-
-    def _on(self, device: torch.device) -> torch.device:
-        """Moves the model to a device, unless it is there, and returns the device."""
-        if device != self._place:
-            with _plain_tensors():
-                self._model.to(device, self._dtype)
-            self._place = device
-        return device
 
     def _warn_of_length(self, prompts: list[str], tokens: Tensor) -> None:
         """Says once that a prompt is cut. It is if one more token of room changes what is in the present room."""
@@ -185,13 +164,6 @@ def preprocess(images: Tensor, settings: dict[str, Any]) -> Tensor:
     return (images - mean) / std
 
 
-@contextmanager
-def _plain_tensors() -> Iterator[None]:
-    """Tensors that are kept must not be inference tensors, which autograd refuses later."""
-    with torch.inference_mode(False):
-        yield
-
-
 def _load(model: str, pretrained: str | None) -> tuple[str, Path, Any, Any]:
     """The source as records name it, the weights file, the model on the CPU, and its tokenizer."""
     import open_clip
@@ -211,7 +183,7 @@ def _load(model: str, pretrained: str | None) -> tuple[str, Path, Any, Any]:
     if schema is None:
         _check_known(where, pretrained)
     try:
-        with _plain_tensors(), _quiet():
+        with plain_tensors(), _quiet():
             if schema == "local-dir:":
                 weights = _weights_in(Path(where.removeprefix(schema)))
                 loaded = open_clip.create_model(where, load_weights=False)
