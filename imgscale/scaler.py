@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import imgscale
-from imgscale import registry, usefulness
+from imgscale import registry, usefulness, verification
 from imgscale.budget import Budget, Meter
 from imgscale.engine import Engine
 from imgscale.errors import UserError
@@ -22,6 +22,7 @@ from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
 from imgscale.search import Search, Verifier
 from imgscale.usefulness import Usefulness
+from imgscale.verification import VerifierLike
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Searcher = Callable[..., Verb]
-VerifierLike = str | Verifier | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -259,19 +259,10 @@ class Scaler:
             UserError: There is none such.
         """
         if not isinstance(spec, str):
-            ready = hasattr(spec, "identity") and not isinstance(spec, type)
-            return spec if ready else _Function(spec)  # type: ignore[return-value]
+            return verification.make(spec)
         if spec not in self._verifiers:
-            entry, options = registry.verifier.resolve(spec)
-            written = bool(options)
-            if entry.name == "clip":
-                options.setdefault("model", self.settings.clip)
-            if "device" in entry.options() and "device" not in options:
-                options["device"] = str(self.engine.denoiser.device)
-            made = entry.target(**options)
-            if written:
-                made.name = spec  # "clip" and "clip(model=…)" may judge together
-            self._verifiers[spec] = made
+            device = str(self.engine.denoiser.device)
+            self._verifiers[spec] = verification.make(spec, clip=self.settings.clip, device=device)
         return self._verifiers[spec]
 
     def _useful(self, verifier: VerifierLike) -> Usefulness | None:
@@ -380,28 +371,6 @@ def _guide(spec: str | Guide | None) -> tuple[str | None, Guide | None]:
         return None if spec is None else getattr(spec, "__name__", None) or str(spec), spec
     entry, options = registry.guide.resolve(spec)
     return spec, entry.target(**options)
-
-
-class _Function:
-    """A plain function as a verifier."""
-
-    range = None
-    reads_prompt = True
-    differentiable = False
-
-    def __init__(self, function: Any) -> None:
-        if not callable(function) or isinstance(function, type):
-            raise UserError(f"The verifier can't be {function!r}; give a name or a function of images and prompts.")
-        self.function = function
-        self.name = str(getattr(function, "__name__", type(function).__name__))
-
-    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        import torch
-
-        return torch.as_tensor(self.function(images, prompts), dtype=torch.float32)
-
-    def identity(self) -> dict[str, Any]:
-        return {"source": f"{getattr(self.function, '__module__', '?')}.{self.name}"}
 
 
 class _Watch:
