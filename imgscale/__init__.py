@@ -28,17 +28,18 @@ __all__ = [
 
 if TYPE_CHECKING:
     from imgscale.budget import Budget, Rollover
+    from imgscale.callables import verifier
     from imgscale.errors import UserError
-    from imgscale.registry import searcher, verifier
+    from imgscale.registry import searcher
     from imgscale.result import SearchOutput
     from imgscale.scaler import Progress, Scaler, load
 
 _HOMES = {
     "Budget": "budget",
     "Rollover": "budget",
+    "verifier": "callables",
     "UserError": "errors",
     "searcher": "registry",
-    "verifier": "registry",
     "SearchOutput": "result",
     "Progress": "scaler",
     "Scaler": "scaler",
