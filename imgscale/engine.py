@@ -20,7 +20,8 @@ from imgscale.kernels import ODE
 from imgscale.particles import Particles
 from imgscale.paths import convert
 from imgscale.problem import Gradient, Predict, Request, Score, Slope
-from imgscale.search import Search, is_out_of_memory, judge, subject
+from imgscale.rewards import is_ensemble, is_out_of_memory, opinions
+from imgscale.search import Search, subject
 
 if TYPE_CHECKING:
     from imgscale.conditions import Condition
@@ -127,7 +128,7 @@ class Engine:
             if isinstance(request, Predict):
                 self._answer(search, tensors["x0"])
                 return
-            scores = tensors["scores"]
+            scores = search.reward(tensors["said"].cpu()) if "said" in tensors else tensors["scores"]
             particles, answer = request.particles, scores
             if isinstance(request, Gradient):
                 slope = Slope(tensors["x"], tensors["x0"], scores, tensors["gradient"])
@@ -245,16 +246,18 @@ class Engine:
         notice = _notices(members)
 
         def work(a: int, b: int) -> Tensor:
-            return judge(members[0].verifier, images[a:b], prompts[a:b], notice)
+            return opinions(members[0].verifier, images[a:b], prompts[a:b], notice)
 
-        scores = torch.cat(self._in_batches(len(x0), work))
-        failed = scores.isnan()
-        scores[failed | ~finite.cpu()] = -math.inf
+        said = torch.cat(self._in_batches(len(x0), work))
+        failed = said.isnan().any(1)
+        said[failed | ~finite.cpu()] = -math.inf
         for search, request, part, pictures, good, lost in zip(
-            members, requests, *(rows.split(counts) for rows in (scores, images, finite, failed)), strict=True
+            members, requests, *(rows.split(counts) for rows in (said, images, finite, failed)), strict=True
         ):
             _tell(search, good)
-            self._settle(search, request.particles, pictures, part, bool(lost.all()), part, {"scores": part})
+            scores = search.reward(part)
+            answer = {"scores": scores, "said": part} if is_ensemble(search.verifier) else {"scores": scores}
+            self._settle(search, request.particles, pictures, scores, bool(lost.all()), scores, answer)
 
     def _settle(
         self,
@@ -310,7 +313,7 @@ class Engine:
                 images = self.denoiser.decode(x0, part)
                 sound = (x0.flatten(1).isfinite().all(1) & images.flatten(1).isfinite().all(1)).reshape(-1, 1, 1, 1)
                 # As in _score_group: one NaN must not spoil a verifier's batch.
-                scores = judge(verifier, torch.where(sound, images, 0.0), prompts[a:b], notice, detach=False)
+                scores = opinions(verifier, torch.where(sound, images, 0.0), prompts[a:b], notice, detach=False)[:, 0]
                 gradient = torch.zeros_like(leaf)
                 if scores.requires_grad:
                     (gradient,) = torch.autograd.grad(scores[scores.isfinite()].sum(), leaf)
@@ -369,8 +372,9 @@ class Engine:
         if scores is None:
             finite = images.flatten(1).isfinite().all(1)
             images = torch.where(finite.reshape(-1, 1, 1, 1), images, 0.0)
-            scores = search.judge(search.verifier, images)
-            scores[~finite.cpu()] = -math.inf
+            said = opinions(search.verifier, images, [search.problem.cond.prompt], search.notice)
+            said[said.isnan() | ~finite.cpu()] = -math.inf
+            scores = search.reward(said)
             search.meter.charge(verifier_calls=1)
         search.notice("The search was stopped before it finished an image; this is its best preview.")
         search.keep(images, held.x0, scores, held.seeds, 0, finished=held.finished)

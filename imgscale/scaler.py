@@ -20,7 +20,8 @@ from imgscale.journal import Journal
 from imgscale.models import ModelSettings, folder_of, load_pipeline
 from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
-from imgscale.search import Search, Verifier
+from imgscale.rewards import Verifier
+from imgscale.search import Search
 from imgscale.usefulness import Usefulness
 from imgscale.verification import VerifierLike
 

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from imgscale.budget import BudgetSpent, Meter
-from imgscale.errors import UserError
 from imgscale.journal import Entry, Journal, magnitude, on_cpu
 from imgscale.particles import Particles
 from imgscale.problem import Gradient, Predict, Problem, Request, Score, Verb
 from imgscale.result import Candidate, TracePoint
-
-
-class Verifier(Protocol):
-    """A reward: images float32 (n, 3, h, w) in [0, 1] and n prompts to float32 (n,), higher is better.
-
-    Attributes:
-        name: What it is called in results.
-        range: Lowest and highest possible score, or None. A search ends when it reaches the highest.
-        reads_prompt: Whether the prompts matter.
-        differentiable: Whether gradients reach the images.
-    """
-
-    name: str
-    range: tuple[float, float] | None
-    reads_prompt: bool
-    differentiable: bool
-
-    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor: ...
-
-    def identity(self) -> dict[str, Any]: ...
+from imgscale.rewards import Verifier, is_ensemble, judge, members
 
 
 @dataclass
@@ -55,6 +35,7 @@ class Search:
         rounds: Engine steps up to that end: to stop there again gives the same image again.
         number: Among the searches that run together.
         journal: Takes down the answers.
+        seen: What an ensemble's members said of all images so far, float64 (m, members).
     """
 
     problem: Problem
@@ -68,6 +49,9 @@ class Search:
     rounds: int = 0
     number: int = 0
     journal: Journal | None = None
+    seen: Tensor | None = None
+    _said: Tensor | None = None  # the same of the images at hand
+    _said_of_best: Tensor | None = None  # and of the best one, (1, members)
     _request: Request | None = None
     _closing: bool = False
     _heard: bool = False  # a score from the verifier, ever
@@ -126,6 +110,22 @@ class Search:
 
     # ---------------------------------------------------------------------------------------- the engine's side
 
+    def reward(self, said: Tensor) -> Tensor:
+        """Scores float64 (n,) of images by what the steering verifier's members said of them, (n, members).
+
+        An ensemble scores them among all that the search has seen, and then the best so far among these, too.
+        """
+        if not is_ensemble(self.verifier):
+            return said[:, 0]
+        self._said = said
+        sound = said.isfinite().all(1)
+        scores = torch.full((len(said),), -math.inf, dtype=torch.float64)
+        self.seen = said[sound] if self.seen is None else torch.cat([self.seen, said[sound]])
+        scores[sound] = self.verifier.combine(said[sound], self.seen)
+        if self.best is not None and self._said_of_best is not None and bool(self._said_of_best.isfinite().all()):
+            self.best = replace(self.best, score=float(self.verifier.combine(self._said_of_best, self.seen)[0]))
+        return scores
+
     def settle(self, images: Tensor | None, scores: Tensor, particles: Particles) -> None:
         """Takes note of scored images: the best so far, the trace, the end of what can't get better.
 
@@ -147,13 +147,17 @@ class Search:
         """Makes row ``i`` the best so far."""
         if images is not None:
             image = images[i : i + 1].nan_to_num(0.0, 1.0, 0.0)
-            report = {v.name: float(self.judge(v, image)[0]) for v in self.reports}
+            report = {}
+            if self._said is not None:
+                report = dict(zip([v.name for v in members(self.verifier)], self._said[i].tolist(), strict=True))
+            report |= {v.name: float(self.judge(v, image)[0]) for v in self.reports}
         else:
             assert self._replayed is not None
             image = self._replayed.tensors.get("image", torch.zeros(3, 1, 1))[None]  # a later one is kept there
             report = dict(self._replayed.report or {})
         self.meter.charge(report_calls=len(self.reports))
         score = float(scores[i])
+        self._said_of_best = None if self._said is None else self._said[i : i + 1]
         self.best = Candidate(image[0].cpu(), x0[i].cpu(), score, int(seeds[i]), finished, report)
         self.mark()
 
@@ -209,30 +213,3 @@ def subject(request: Request) -> Tensor:
         return request.x
     about = isinstance(request, Score) or request.to is None
     return request.particles.x0 if about else request.particles.x
-
-
-def judge(
-    verifier: Verifier, images: Tensor, prompts: list[str], notice: Callable[[str], None], detach: bool = True
-) -> Tensor:
-    """One batched verifier call: float64 (n,) on the CPU, −inf where it gave no number, NaN where it failed."""
-    try:
-        scores = verifier(images, prompts)
-        if tuple(scores.shape) != (len(images),):
-            raise ValueError(f"it returned shape {tuple(scores.shape)} for {len(images)} images")
-    except UserError:
-        raise
-    except Exception as error:  # anything a verifier may do must leave the search alive
-        if len(images) > 1 and is_out_of_memory(error):
-            raise
-        notice(f"The verifier {verifier.name} failed and cost its candidates −inf: {error!r}.")
-        return torch.full((len(images),), math.nan, dtype=torch.float64)
-    scores = (scores.detach() if detach else scores).to("cpu", torch.float64)
-    if bool(scores.isnan().any()):
-        notice(f"The verifier {verifier.name} gave NaN, which counts as −inf.")
-    return scores.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """CUDA has a class for it; MPS and the CPU's allocator only say so."""
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text

@@ -24,7 +24,7 @@ from imgscale.kernels import DDIM
 if TYPE_CHECKING:
     from imgscale.engine import Engine
     from imgscale.problem import Problem, Verb
-    from imgscale.search import Verifier
+    from imgscale.rewards import Verifier
 
 Floats = npt.NDArray[np.float64]
 

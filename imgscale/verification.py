@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from imgscale import registry
-from imgscale.errors import UserError
+from imgscale.callables import Function
 from imgscale.rewards import Verifier
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 VerifierLike = str | Verifier | Callable[..., Any]
 
@@ -39,25 +36,3 @@ def make(spec: VerifierLike, *, clip: str | None = None, device: str | None = No
     if written:
         made.name = spec  # "clip" and "clip(model=…)" may judge together
     return made
-
-
-class Function:
-    """A plain function as a verifier."""
-
-    range = None
-    reads_prompt = True
-    differentiable = False
-
-    def __init__(self, function: Any) -> None:
-        if not callable(function) or isinstance(function, type):
-            raise UserError(f"The verifier can't be {function!r}; give a name or a function of images and prompts.")
-        self.function = function
-        self.name = str(getattr(function, "__name__", type(function).__name__))
-
-    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        import torch
-
-        return torch.as_tensor(self.function(images, prompts), dtype=torch.float32)
-
-    def identity(self) -> dict[str, Any]:
-        return {"source": f"{getattr(self.function, '__module__', '?')}.{self.name}"}
