@@ -76,7 +76,7 @@ def options(pairs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def folder(path: Path) -> Path:
+def folder(path: Path, option: str = "--out") -> Path:
     """The folder if files can be written into it. What doesn't exist yet is tried out and taken away again."""
     made: list[Path] = []
     try:
@@ -89,7 +89,7 @@ def folder(path: Path) -> Path:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"The output folder {str(path)!r} can't be written ({reason}); choose another with --out."
+            f"The output folder {str(path)!r} can't be written ({reason}); choose another with {option}."
         ) from error
     finally:
         for part in reversed(made):

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal
 
 from imgscale.app.console import only_results_on_stdout, print_json, waiting
+from imgscale.errors import UserError
 
 PACKAGES = (
     *("torch", "torchvision", "diffusers", "transformers", "open_clip_torch", "accelerate", "safetensors"),
@@ -29,12 +30,14 @@ class Finding:
         name: Of the thing.
         ok: Whether it works.
         detail: Its version, or what is missing.
+        needs: What a verifier that is as it should be waits for: "option", "package" or "weights".
     """
 
     kind: str
     name: str
     ok: bool
     detail: str
+    needs: Literal["option", "package", "weights"] | None = None
 
 
 def doctor(as_json: bool = False, quiet: bool = False) -> int:
@@ -55,7 +58,7 @@ def doctor(as_json: bool = False, quiet: bool = False) -> int:
         if missing:
             findings.append(Finding("job", MODEL, False, f"install {', '.join(missing)} first"))
         else:
-            findings += [*_devices(), *_models(), *_job()]
+            findings += [*_devices(), *_models(), *_job(), *_verifiers()]
     works = all(f.ok for f in findings if f.kind == "job")
     if as_json:
         print_json({"ok": works, "findings": [asdict(f) for f in findings]})
@@ -96,11 +99,8 @@ def _models() -> Iterator[Finding]:
 
 
 def _job() -> Iterator[Finding]:
-    """The bundled job, and every verifier as that model would use it."""
-    import torch
-
+    """The bundled job."""
     import imgscale
-    from imgscale import registry
 
     try:
         scaler = imgscale.load(MODEL)
@@ -116,19 +116,44 @@ def _job() -> Iterator[Finding]:
             raise RuntimeError(output.events[0] if output.events else "the verifier failed")
         return f"{output.searcher} with {output.verifier}: {output.nfe} NFE in {time.monotonic() - began:.1f} s"
 
-    def score(name: str) -> str:
-        return f"scores a grey image {float(scaler.verifier(name)(torch.full((1, 3, 64, 64), 0.5), [PROMPT])[0]):.3f}"
-
     yield _tried("job", MODEL, search)
+
+
+def _verifiers() -> Iterator[Finding]:
+    """Every verifier with its default options, on a grey image."""
+    import torch
+
+    from imgscale import registry, verification
+
+    def score(name: str) -> str:
+        return f"scores a grey image {float(verification.make(name)(torch.full((1, 3, 64, 64), 0.5), [PROMPT])[0]):.3f}"
+
     for entry in registry.verifier:
-        yield _tried("verifier", entry.name, partial(score, entry.name))
+        lacks = [f"{name}=…" for name, option in entry.options().items() if option.default is option.empty]
+        if lacks:
+            detail = f"give {entry.name}({', '.join(lacks)})"
+            yield Finding("verifier", entry.name, False, detail, "option")
+        else:
+            yield _tried("verifier", entry.name, partial(score, entry.name))
 
 
 def _tried(kind: str, name: str, trial: Callable[[], str]) -> Finding:
     try:
         return Finding(kind, name, True, trial())
     except Exception as error:  # whatever it is, it is the finding
-        return Finding(kind, name, False, _line(error))
+        return Finding(kind, name, False, _line(error), _needs(error) if kind == "verifier" else None)
+
+
+def _needs(error: BaseException) -> Literal["option", "package", "weights"] | None:
+    """What would make a verifier work; None if it should work as it is, and doesn't."""
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    if any(isinstance(each, ImportError) for each in causes):
+        return "package"
+    if any(type(each).__module__.startswith("huggingface_hub.") for each in causes):
+        return "weights"  # the hub's client, which is offline
+    return "option" if isinstance(error, UserError) and len(causes) == 1 else None
 
 
 def _line(error: BaseException) -> str:
@@ -145,9 +170,10 @@ def _show(findings: list[Finding], works: bool) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     before = ""
     for f in findings:
-        row: list[Any] = [f.kind if f.kind != before else "", f.name, "ok" if f.ok else "no", f.detail]
+        said, colour = ("ok", "green") if f.ok else (f"needs {f.needs}", "yellow") if f.needs else ("no", "red")
+        row: list[Any] = [f.kind if f.kind != before else "", f.name, said, f.detail]
         before = f.kind
-        styles = ("dim", "", "green" if f.ok else "red", "" if f.ok else "red")
+        styles = ("dim", "", colour, "" if f.ok or f.needs else "red")
         table.add_row(*(Text(text, style=style) for text, style in zip(row, styles, strict=True)))
     console.print(table)
     verdict = "A search with the bundled model works here." if works else "A search with the bundled model fails here."

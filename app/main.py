@@ -159,6 +159,51 @@ def rerun(
     _do(work)
 
 
+@app.command()
+def score(
+    image: list[Path] = typer.Argument(
+        ..., metavar="IMAGE...", help="Files, folders, or a CSV, TSV or JSONL with columns image and prompt."
+    ),
+    prompt: str | None = typer.Option(None, "--prompt", "-p", metavar="TEXT", help="For all; else each image's own."),
+    verifier: list[str] = typer.Option(
+        ["clip"], "--verifier", "-v", metavar="NAMES", help="One or several, a,b; repeatable (imgscale list)."
+    ),
+    recursive: bool = typer.Option(False, "--recursive", "-r", metavar=_FLAG, help="Also folders within folders."),
+    sort: str | None = typer.Option(None, metavar="NAME", help="The best by this verifier first."),
+    top: str | None = typer.Option(None, metavar="N", help="Only the best so many, by the first verifier or --sort."),
+    max_batch: str = typer.Option("32", metavar="N", help="Images per call of a verifier."),
+    device: str | None = _DEVICE,
+    csv: str | None = typer.Option(None, metavar="FILE", help="Write a CSV there; - is standard output."),
+    as_json: bool = _JSON,
+    quiet: bool = _QUIET,
+) -> None:
+    """Score images that are there already.
+
+    A prompt comes from --prompt, from a table of pairs, or from the image itself, where imgscale and A1111 write it.
+    The exit status is 1 if a score is missing.
+    """
+    best, batch = checks.whole(top, "--top", 1), checks.whole(max_batch, "--max-batch", 1)
+
+    def work() -> int:
+        from imgscale.app import score
+
+        return score.score(
+            image,
+            verifier,
+            prompt=prompt,
+            recursive=recursive,
+            sort=sort,
+            top=best,
+            max_batch=batch or 32,
+            device=device,
+            csv=csv,
+            as_json=as_json,
+            quiet=quiet,
+        )
+
+    _do(work)
+
+
 app.command(help=bench.HELP)(bench.bench)
 
 

@@ -19,9 +19,11 @@ __all__ = [
     "Progress",
     "Rollover",
     "Scaler",
+    "Scored",
     "SearchOutput",
     "UserError",
     "load",
+    "score",
     "searcher",
     "verifier",
 ]
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from imgscale.registry import searcher
     from imgscale.result import SearchOutput
     from imgscale.scaler import Progress, Scaler, load
+    from imgscale.scoring import Scored, score
 
 _HOMES = {
     "Budget": "budget",
@@ -44,6 +47,8 @@ _HOMES = {
     "Progress": "scaler",
     "Scaler": "scaler",
     "load": "scaler",
+    "Scored": "scoring",
+    "score": "scoring",
 }
 
 

@@ -30,6 +30,9 @@ class ModelSettings:
         path: Where stepwise searches walk by default, "own", "linear" or "vp"; None is vp on a distilled flow model and
             own otherwise. A model that was distilled at the very times of its grid knows no others: "own".
         clip: What `verifier="clip"` means for this model: an open_clip folder or "model/pretrained", or a bundled CLIP.
+        tiny: What `preview="tiny"` means for this model: a bundled tiny autoencoder, or the folder or hub id of one;
+            the one that is known for the VAE's latents for None.
+        preview: What decodes previews by default: "full", "tiny" or "linear".
         defaults: Further arguments of every pipeline call.
         summary: One line for lists.
     """
@@ -39,6 +42,8 @@ class ModelSettings:
     distilled: bool = False
     path: str | None = None
     clip: str = "ViT-B-32/laion2b_s34b_b79k"
+    tiny: str | None = None
+    preview: str = "full"
     defaults: dict[str, Any] = field(default_factory=dict)
     summary: str = ""
 
@@ -78,6 +83,8 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "distilled": ("true or false", lambda v: isinstance(v, bool)),
     "path": ("own, linear, vp or null", lambda v: v in (None, "own", "linear", "vp")),
     "clip": ("a text", lambda v: isinstance(v, str) and bool(v)),
+    "tiny": ("a text or null", lambda v: v is None or (isinstance(v, str) and bool(v))),
+    "preview": ("full, tiny or linear", lambda v: v in ("full", "tiny", "linear")),
     "defaults": ("an object", lambda v: isinstance(v, dict)),
     "summary": ("a text", lambda v: isinstance(v, str)),
 }
@@ -151,6 +158,24 @@ def locate(name: str) -> Path | None:
     return folder
 
 
+def place(device: str | torch.device | None = None) -> torch.device:
+    """A device that can be used here; CUDA or MPS where there is one, if None.
+
+    Raises:
+        UserError: It can't be used.
+    """
+    import torch
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"The device {str(device)!r} can't be used here ({_line(error)}); try 'cpu'.") from error
+    return device
+
+
 def _may_be_hub_id(name: str) -> bool:
     owner, slash, rest = name.partition("/")
     return bool(owner and slash and rest) and not name.startswith((".", "/", "~")) and "/" not in rest
@@ -160,13 +185,7 @@ def _from_pretrained(source: str, name: str, device: str | torch.device | None, 
     import torch
     from diffusers import DiffusionPipeline
 
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(device)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"The device {str(device)!r} can't be used here ({_line(error)}); try 'cpu'.") from error
+    device = place(device)
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     try:

@@ -132,7 +132,7 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     if not match:
         raise UserError(f"{spec!r} is no name; write it like rbf or rbf(option=value, other=value).")
     options: dict[str, str] = {}
-    for part in _split(match[2] or ""):
+    for part in split(match[2] or ""):
         key, equals, value = part.partition("=")
         if not equals or not key.strip().isidentifier():
             raise UserError(f"The option {part.strip()!r} in {spec!r} is no option=value pair.")
@@ -152,9 +152,9 @@ def compose(spec: str, guide: str | None = None) -> tuple[str, str | None]:
     Raises:
         UserError: There are two guides, or none after a plus.
     """
-    base, *guides = _split(spec, "+", empty=True)
+    base, *guides = split(spec, "+", empty=True)
     if inside := re.fullmatch(r"\s*([\w.-]+)\s*\((.*)\)\s*", base, re.DOTALL):
-        parts = [part.strip() for part in _split(inside[2])]
+        parts = [part.strip() for part in split(inside[2])]
         named = [part for part in parts if "=" in part.partition("(")[0]]
         if len(named) < len(parts):
             guides = [part for part in parts if part not in named] + guides
@@ -173,7 +173,7 @@ def composed(searcher: str, guide: str | None) -> str:
     return searcher if guide is None else f"{searcher}+{guide}"
 
 
-def _split(text: str, at: str = ",", empty: bool = False) -> list[str]:
+def split(text: str, at: str = ",", empty: bool = False) -> list[str]:
     """Splits at commas, or another character, outside parentheses; empty parts are left out unless wanted."""
     parts, depth, start = [], 0, 0
     for i, char in enumerate(text):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -706,6 +706,7 @@ def test_doctor_says_what_fails(command: Command, monkeypatch: pytest.MonkeyPatc
         raise imgscale.UserError("A weights file is damaged; fetch it again.")
 
     monkeypatch.setattr(imgscale, "load", broken, raising=False)
+    monkeypatch.setattr(registry.verifier, "_entries", {"bright": registry.Entry("bright", Bright)})
     ran = command("doctor", "--json")
     assert ran.status == 1 and ran.json["ok"] is False
     found = {(f["kind"], f["name"]): f for f in ran.json["findings"]}
@@ -715,8 +716,73 @@ def test_doctor_says_what_fails(command: Command, monkeypatch: pytest.MonkeyPatc
         "name": "shapes-flow",
         "ok": False,
         "detail": "A weights file is damaged; fetch it again.",
+        "needs": None,
+    }
+    assert found["verifier", "bright"] == {
+        "kind": "verifier",
+        "name": "bright",
+        "ok": True,
+        "detail": "scores a grey image 0.500",
+        "needs": None,
     }
     assert "A search with the bundled model fails here." in command("doctor").out
+
+
+def test_doctor_tells_what_a_verifier_waits_for_from_what_is_broken(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    class Chosen(Bright):
+        def __init__(self, *, model: str | None = None) -> None:
+            if model is None:
+                raise imgscale.UserError("chosen needs a model; give model=….")
+
+    class Required(Bright):
+        def __init__(self, *, url: str) -> None:
+            raise AssertionError
+
+    class Packaged(Bright):
+        def __init__(self) -> None:
+            try:
+                import no_such_package  # noqa: F401
+            except ImportError as error:
+                raise imgscale.UserError("packaged needs no-such-package: pip install no-such-package.") from error
+
+    class Damaged(Bright):
+        def __init__(self) -> None:
+            raise imgscale.UserError("Its weights are damaged.") from ValueError("header")
+
+    class Failing(Bright):
+        def __call__(self, images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
+            raise RuntimeError("it fails")
+
+    def elsewhere() -> Bright:
+        from imgscale.verifiers.clip import Clip
+
+        return cast(Bright, Clip(model="hf-hub:nobody/nothing"))
+
+    kinds: dict[str, Callable[..., Any]] = {
+        **{"bright": Bright, "chosen": Chosen, "required": Required, "packaged": Packaged, "elsewhere": elsewhere},
+        **{"damaged": Damaged, "failing": Failing},
+    }
+    monkeypatch.setattr(
+        registry.verifier, "_entries", {name: registry.Entry(name, kind) for name, kind in kinds.items()}
+    )
+    found = {f["name"]: f for f in command("doctor", "--json").json["findings"] if f["kind"] == "verifier"}
+    assert {name: (f["ok"], f["needs"]) for name, f in found.items()} == {
+        "bright": (True, None),
+        "chosen": (False, "option"),
+        "required": (False, "option"),
+        "packaged": (False, "package"),
+        "elsewhere": (False, "weights"),
+        "damaged": (False, None),
+        "failing": (False, None),
+    }
+    assert found["required"]["detail"] == "give required(url=…)" and "no-such-package" in found["packaged"]["detail"]
+    shown = command("doctor").out
+    for words in ("chosen +needs option +chosen needs a model", "elsewhere +needs weights", "damaged +no +Its weights"):
+        assert re.search(words, shown)
 
 
 def test_doctor_names_a_missing_package(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -736,7 +802,9 @@ def python(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command_line", [["--help"], ["generate", "--help"], ["rerun", "-h"], ["--version"], []])
+@pytest.mark.parametrize(
+    "command_line", [["--help"], ["generate", "--help"], ["score", "--help"], ["rerun", "-h"], ["--version"], []]
+)
 def test_help_loads_nothing_heavy(command_line: list[str]) -> None:
     heavy = ("torch", "diffusers", "transformers", "open_clip", "matplotlib", "numpy", "PIL", "rich.progress")
     out = python(
@@ -763,7 +831,7 @@ def test_help_answers_at_once() -> None:
 
 def test_help_names_every_command_and_option(command: Command) -> None:
     overview = command("--help").out
-    commands = ["generate", "rerun", "bench", "profile", "list", "doctor", "cite"]
+    commands = ["generate", "rerun", "score", "bench", "profile", "list", "doctor", "cite"]
     assert re.findall(r"^  (\w+)  +\S", overview, re.MULTILINE) == commands
     assert "..." not in overview.partition("Commands:")[2]
     for option in ("--set", "--seconds", "--no-plain", "--quiet", "--negative", "--json", "--dtype"):
@@ -791,6 +859,8 @@ def test_doctor_is_content(command: Command, monkeypatch: pytest.MonkeyPatch) ->
     assert ran.status == 0
     found = {(f["kind"], f["name"]): f["ok"] for f in ran.json["findings"]}
     assert found["job", "shapes-flow"] and found["verifier", "clip"] and found["verifier", "shapes"]
+    broken = [f for f in ran.json["findings"] if not f["ok"] and not f["needs"]]
+    assert broken == []
 
 
 # -------------------------------------------------------------------------------------------------------- guides

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imgscale.app import checks
+from imgscale.app import checks, records
 from imgscale.errors import UnknownName, UserError
 
 COLUMNS = ("prompt", "prompts", "text")  # what data sets call it, in any case of letters
@@ -100,13 +100,7 @@ def _read(source: str) -> Iterator[Prompt]:
 
 
 def _rows(source: str, ending: str, text: str) -> Iterator[Prompt]:
-    rows: Any
-    if ending in (".csv", ".tsv"):
-        rows = list(csv.DictReader(text.splitlines(), delimiter="\t" if ending == ".tsv" else ","))
-    elif ending == ".jsonl":
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    else:
-        rows = json.loads(text)
+    rows = records.parse(ending, text)
     if not isinstance(rows, list):
         raise UserError(f"The prompt file {source!r} holds no list; give a list of objects with a key 'prompt'.")
     for number, row in enumerate(rows, 1):
