@@ -1,5 +1,6 @@
 """The command line: what it writes and prints, and one clear sentence for everything that can't be."""
 
+import importlib
 import json
 import os
 import re
@@ -745,7 +746,7 @@ def test_doctor_tells_what_a_verifier_waits_for_from_what_is_broken(
     class Packaged(Bright):
         def __init__(self) -> None:
             try:
-                import no_such_package  # noqa: F401
+                importlib.import_module("no_such_package")
             except ImportError as error:
                 raise imgscale.UserError("packaged needs no-such-package: pip install no-such-package.") from error
 

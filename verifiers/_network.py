@@ -107,6 +107,8 @@ def check(name: str, images: Tensor, prompts: Sequence[str]) -> None:
     Raises:
         UserError: The images aren't (n, 3, h, w), or there isn't a prompt for each.
     """
+    if isinstance(prompts, str):  # which is a sequence, too, of letters
+        raise UserError(f"The verifier {name} takes a list of prompts, one for each image; this is {prompts[:60]!r}.")
     if images.ndim != 4 or images.shape[1] != 3 or len(prompts) != len(images):
         raise UserError(
             f"The verifier {name} scores images of shape (n, 3, h, w), each for its own prompt; these are"

@@ -60,6 +60,7 @@ class Clip:
         offload: bool = False,
     ) -> None:
         source, weights, loaded, self._tokenise = _load(model, pretrained)
+        self.licence = "Apache-2.0" if model == BUNDLED else "that of the model"
         self.network = Network(loaded, [weights], source, device=device, dtype=dtype, offload=offload)
         self._model = self.network.module
         self._texts: OrderedDict[str, Tensor] = OrderedDict()

@@ -23,6 +23,7 @@ from torch import Tensor
 from imgscale.assets.shapes.world import COLOURS, RELATIONS, SHAPES, SIZE, Group, Scene, outline, parse
 from imgscale.errors import UserError
 from imgscale.registry import verifier
+from imgscale.verifiers._network import check
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
@@ -304,6 +305,7 @@ class Shapes:
     reads_prompt = True
     differentiable = False
     range = (0.0, 1.0)
+    licence = "none"
 
     def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         """Scores images in [0, 1] of shape ``(n, 3, h, w)``: float32 ``(n,)`` in [0, 1].
@@ -311,8 +313,10 @@ class Shapes:
         Raises:
             UserError: when a prompt is outside the grammar of the shapes world.
         """
+        check("shapes", images, prompts)
         scenes = [_scene(p) for p in prompts]
-        return torch.tensor([judge(s, o) for s, o in zip(scenes, read(images), strict=True)], dtype=torch.float32)
+        scores = [judge(s, o) for s, o in zip(scenes, read(images), strict=True)]
+        return torch.tensor(scores, dtype=torch.float32, device=images.device)
 
     def identity(self) -> dict[str, Any]:
         """What a record needs to name this verifier: there is no checkpoint, only this rule."""
