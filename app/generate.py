@@ -77,9 +77,10 @@ def show(output: SearchOutput, paths: Sequence[Path]) -> None:
     def row(name: str, before: str, after: str) -> None:
         table.add_row(*map(Text, [name, before, after] if plain else [name, after]))
 
+    steering = (output.verifier, *output.members)
     for name, score in output.scores.items():
-        role = "steers" if name == output.verifier else "held out"
-        row(f"{name} ({role})", _score(plain.scores[name]) if plain else "", _score(score))
+        role = " (held out)" if name in output.held_out else " (steers)" * (name in steering)
+        row(f"{name}{role}", _score(plain.scores[name]) if plain and name in plain.scores else "", _score(score))
     before, after = plain.ledger if plain else None, output.ledger
     for label, kind in (("NFE", "nfe"), ("verifier calls", "verifier_calls"), ("decodes", "decodes")):
         row(label, str(getattr(before, kind, "")), str(getattr(after, kind)))

@@ -41,6 +41,8 @@ class Job:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = True
     journal: Path | None = None
+    preview: str | None = None
+    verifier_timeout: float | None = None
 
     def check(self) -> None:
         """Refuses what can't be run, before the model is loaded; the cheapest checks come first.
@@ -58,7 +60,7 @@ class Job:
         registry.searcher.resolve(searcher, self.options)
         if guide is not None:
             registry.guide.resolve(guide)
-        judges = {registry.verifier.resolve(spec)[0].name for spec in (self.verifier, *self.report)}
+        judges = [entry.name for spec in (self.verifier, *self.report) for entry in registry.judges(spec).values()]
         if "shapes" in judges:
             try:
                 parse_shapes(self.prompt)
@@ -123,6 +125,8 @@ class Job:
             progress=False,
             callback=callback,
             journal=self.journal,
+            preview=self.preview,
+            verifier_timeout=self.verifier_timeout,
             **self.arguments,
         )
         return output

@@ -35,7 +35,7 @@ def profile(
     children, first = checks.whole(draws, "--draws", 2), checks.whole(seed, "--seed", 0, checks.LARGEST)
     assert most is not None and noises is not None and children is not None and first is not None
     models.locate(model)
-    registry.verifier.resolve(verifier)
+    registry.judges(verifier)
     prompts = [prompt.text for prompt in lists.spread(lists.load(source, categories))[:most]]
     with waiting(quiet, f"Loading {model}"), only_results_on_stdout():
         import imgscale

@@ -47,6 +47,7 @@ def rerun(
     *,
     model: str | None = None,
     verifier: str | None = None,
+    preview: str | None = None,
     device: str | None = None,
     out: Path | None = None,
     as_json: bool = False,
@@ -58,6 +59,7 @@ def rerun(
         picture: A PNG that `generate` wrote.
         model: Load this one instead of the recorded one.
         verifier: Use this one instead of the recorded one.
+        preview: The same for what decodes previews.
         device: Where to load to.
         out: Folder to write to; the picture's own for None.
         as_json: Print one JSON object.
@@ -73,7 +75,7 @@ def rerun(
     record = png.read(picture)
     before = _pixels(picture)
     folder = checks.folder(picture.parent if out is None else out)
-    job = job_of(record, model, verifier, device)
+    job = job_of(record, model, verifier, preview, device)
     job.check()
     scaler = job.load(quiet)
     scaler.usefulness = {}  # not what has been measured since
@@ -109,7 +111,13 @@ def rerun(
     return int(found.different > 0)
 
 
-def job_of(record: Record, model: str | None = None, verifier: str | None = None, device: str | None = None) -> Job:
+def job_of(
+    record: Record,
+    model: str | None = None,
+    verifier: str | None = None,
+    preview: str | None = None,
+    device: str | None = None,
+) -> Job:
     """The search that a record describes, with nothing in it that would load from a place the record names.
 
     Raises:
@@ -127,6 +135,11 @@ def job_of(record: Record, model: str | None = None, verifier: str | None = None
         raise UserError(
             f"The picture was judged by the verifier {record.verifier!r}, whose options may say what to load; if you"
             f" trust them, add --verifier {record.verifier!r}."
+        )
+    if preview is None and record.preview not in ("full", "tiny", "linear"):
+        raise UserError(
+            f"The picture's previews were decoded by {record.preview!r}, and settings in a picture may not say what to"
+            " load; if you have it and trust it, name it with --preview."
         )
     for name, value in record.pipeline_arguments.items():
         if isinstance(value, str) and not re.fullmatch(r"(negative_)?prompt_\d", name):
@@ -157,6 +170,8 @@ def job_of(record: Record, model: str | None = None, verifier: str | None = None
         max_batch=record.max_batch,
         arguments=record.pipeline_arguments,
         plain=False,
+        preview=preview or record.preview,
+        verifier_timeout=record.verifier_timeout,
     )
 
 

@@ -180,7 +180,12 @@ class Denoiser:
         """How often the times of a batch are repeated in one call for mixed times; 0 where it can't hold them."""
         return MIXED_TIMES.get(self.name, {}).get(cond.passes, 0)
 
-    def decode(self, x0: Tensor, cond: Condition) -> Tensor:
+    @property
+    def vae(self) -> Any:
+        """The pipeline's VAE, or None."""
+        return getattr(self._pipe, "vae", None)
+
+    def decode(self, x0: Tensor, cond: Condition, preview: Any = None) -> Tensor:
         """Images of latents, as the pipeline itself decodes them.
 
         A safety checker is left out, since its black images would be scored and ranked: see `flagged`. What a VAE
@@ -189,12 +194,13 @@ class Denoiser:
         Args:
             x0: (n, *cond.latent_shape).
             cond: From `encode`, or stacked for n particles.
+            preview: Takes the place of the VAE, see `imgscale.previews`.
 
         Returns:
             (n, 3, height, width) float32 in [0, 1].
         """
-        images = self._decode(x0, cond)
-        if getattr(getattr(self._pipe, "vae", None), "dtype", None) == torch.float16:
+        images = self._decode(x0, cond, preview)
+        if preview is None and getattr(getattr(self._pipe, "vae", None), "dtype", None) == torch.float16:
             held = images.isfinite().flatten(1).all(1)
             if not held.all():
                 images = torch.where(held[:, None, None, None], images, self._decode(x0, cond, self._wide_vae))

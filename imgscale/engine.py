@@ -20,7 +20,7 @@ from imgscale.kernels import ODE
 from imgscale.particles import Particles
 from imgscale.paths import convert
 from imgscale.problem import Gradient, Predict, Request, Score, Slope
-from imgscale.rewards import is_ensemble, is_out_of_memory, opinions
+from imgscale.rewards import is_ensemble, is_out_of_memory, opinions, panel, preview_name
 from imgscale.search import Search, subject
 
 if TYPE_CHECKING:
@@ -226,7 +226,8 @@ class Engine:
         for search in searches:
             assert isinstance(search._request, Score)
             if self._open(search):
-                groups.setdefault((search.problem.cond.key, id(search.verifier)), []).append(search)
+                place = (search.problem.cond.key, id(search.verifier), id(_decoder(search)))
+                groups.setdefault(place, []).append(search)
         for members in groups.values():
             self._score_group(members)
 
@@ -239,6 +240,7 @@ class Engine:
             torch.where(sound.reshape(-1, *[1] * (x0.ndim - 1)), x0, 0.0),
             [s.problem.cond for s in members],
             counts,
+            _decoder(members[0]),
         )
         finite = sound & images.flatten(1).isfinite().all(1)
         images = torch.where(finite.reshape(-1, 1, 1, 1), images, 0.0)  # one NaN must not spoil a verifier's batch
@@ -275,6 +277,8 @@ class Engine:
         search._heard |= bool(scores.isfinite().any())
         search._unheard += lost
         search.settle(images, scores, particles)
+        if images is not None and search.best is not None and search.best is not best:
+            self._compare_preview(search, images.device)
         search.log(request, tensors, best=best, lost=lost)
         if search.stopped and not search._closing:
             return
@@ -282,6 +286,16 @@ class Engine:
             search.end("verifier")
         else:
             search.advance(answer)
+
+    def _compare_preview(self, search: Search, device: torch.device) -> None:
+        """Notes what the verifier would have said of a new best image's preview, beside what it says of the image."""
+        best = search.best
+        if search.preview is None or best is None or not best.finished:
+            return
+        image = self.decode(best.latents[None].to(device), [search.problem.cond], [1], search.preview)
+        for verifier in panel(search.verifier):
+            best.report[preview_name(verifier.name)] = float(search.judge(verifier, image.nan_to_num(0.0))[0])
+            search.meter.charge(report_calls=1)
 
     # -------------------------------------------------------------------------------------------- gradients
 
@@ -291,8 +305,9 @@ class Engine:
             request = search._request
             assert isinstance(request, Gradient)
             if self._open(search):
-                place = (request.particles.schedule, request.particles.step, request.to)
-                groups.setdefault((search.problem.cond.key, id(search.verifier), place), []).append(search)
+                at = (request.particles.schedule, request.particles.step, request.to)
+                place = (search.problem.cond.key, id(search.verifier), id(_decoder(search)), at)
+                groups.setdefault(place, []).append(search)
         for members in groups.values():
             self._differentiate_group(members)
 
@@ -303,14 +318,14 @@ class Engine:
         x = torch.cat([r.particles.x0 if first.to is None else r.particles.x for r in requests])
         cond = _stack([s.problem.cond for s in members], counts)
         prompts = [s.problem.cond.prompt for s, n in zip(members, counts, strict=True) for _ in range(n)]
-        verifier, notice = members[0].verifier, _notices(members)
+        verifier, notice, decoder = members[0].verifier, _notices(members), _decoder(members[0])
 
         def work(a: int, b: int) -> tuple[Tensor, ...]:
             part = cond.at(range(a, b))
             with torch.inference_mode(False), torch.enable_grad():
                 leaf = x[a:b].clone().requires_grad_()
                 end, x0 = (leaf, leaf) if first.to is None else self._solve(leaf, first, part)
-                images = self.denoiser.decode(x0, part)
+                images = self.denoiser.decode(x0, part, decoder)
                 sound = (x0.flatten(1).isfinite().all(1) & images.flatten(1).isfinite().all(1)).reshape(-1, 1, 1, 1)
                 # As in _score_group: one NaN must not spoil a verifier's batch.
                 scores = opinions(verifier, torch.where(sound, images, 0.0), prompts[a:b], notice, detach=False)[:, 0]
@@ -356,10 +371,17 @@ class Engine:
             x0 = x if t_next == 0 else predict(x, t_next)
         return x, x0
 
-    def decode(self, x0: Tensor, conds: Sequence[Condition], counts: Sequence[int]) -> Tensor:
-        """Images float32 (n, 3, h, w) of latents; ``counts[i]`` rows belong to ``conds[i]``."""
+    def decode(self, x0: Tensor, conds: Sequence[Condition], counts: Sequence[int], preview: Any = None) -> Tensor:
+        """Images float32 (n, 3, h, w) of latents; ``counts[i]`` rows belong to ``conds[i]``.
+
+        ``preview`` takes the place of the VAE.
+        """
         cond = _stack(conds, counts)
-        return torch.cat(self._in_batches(len(x0), lambda a, b: self.denoiser.decode(x0[a:b], cond.at(range(a, b)))))
+
+        def work(a: int, b: int) -> Tensor:
+            return self.denoiser.decode(x0[a:b], cond.at(range(a, b)), preview)
+
+        return torch.cat(self._in_batches(len(x0), work))
 
     def _show_preview(self, search: Search) -> None:
         """The answer of a search that was stopped before it finished anything: its most promising preview."""
@@ -368,7 +390,7 @@ class Engine:
             return
         images = self.decode(held.x0, [search.problem.cond], [1])
         search.meter.charge(decodes=1)
-        scores = held.scores
+        scores = None if search.preview is not None else held.scores
         if scores is None:
             finite = images.flatten(1).isfinite().all(1)
             images = torch.where(finite.reshape(-1, 1, 1, 1), images, 0.0)
@@ -398,6 +420,15 @@ class Engine:
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
         return done
+
+
+def _decoder(search: Search) -> Any:
+    """What decodes the images that a request is about: None for the VAE, by which every finished image is made."""
+    request = search._request
+    assert isinstance(request, Score | Gradient)
+    schedule = request.particles.schedule
+    step = request.particles.step if isinstance(request, Score) or request.to is None else request.to
+    return None if schedule.times[max(step, 0)] == 0 else search.preview
 
 
 def _there(request: Gradient, slope: Slope) -> Particles:

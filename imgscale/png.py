@@ -88,6 +88,9 @@ class Record(_Strict):
     width: Side
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)]
     guidance_scale: float | None = None
+    preview: Name = "full"
+    preview_decoder: Name | None = None
+    verifier_timeout: Annotated[float, Field(gt=0)] | None = None
     max_batch: Annotated[int, Field(ge=1, le=4096)]
     pipeline_arguments: Annotated[dict[Name, Scalar], Field(max_length=100)] = {}
     pipeline: dict[str, JsonValue] = {}
@@ -126,7 +129,7 @@ class Record(_Strict):
         return self.model_dump(exclude=_INCIDENTAL) == other.model_dump(exclude=_INCIDENTAL)
 
 
-_INCIDENTAL = {"imgscale", "ledger", "scores", "versions", "verifiers", "report"}
+_INCIDENTAL = {"imgscale", "ledger", "scores", "versions", "verifiers", "report", "preview_decoder"}
 
 
 def finite(scores: Mapping[str, float]) -> dict[str, float | None]:

@@ -168,6 +168,33 @@ def compose(spec: str, guide: str | None = None) -> tuple[str, str | None]:
     return base.strip(), guides[0].strip() if guides else guide
 
 
+def members(spec: str) -> list[str]:
+    """The names in ``"clip+aesthetic(head=…)"``, which is an ensemble if there are several.
+
+    Raises:
+        UserError: One is empty.
+    """
+    names = [name.strip() for name in split(spec, "+", empty=True)]
+    if not all(names):
+        raise UserError(f"{spec!r} is no name; write it like clip or clip+aesthetic.")
+    return names
+
+
+def judges(spec: str) -> dict[str, Entry]:
+    """The verifiers that a name stands for, by what results call them: one, or the members of an ensemble.
+
+    Raises:
+        UserError: There is none such, or it has other options.
+    """
+    names = members(spec)
+    if len(names) == 1:
+        entry, options = verifier.resolve(spec)
+        if "of" not in options:
+            return {spec if options else entry.name: entry}
+        names = members(options["of"])
+    return {name: entry for part in names for name, entry in judges(part).items()}
+
+
 def composed(searcher: str, guide: str | None) -> str:
     """The inverse of `compose`: one name for a searcher and its guide."""
     return searcher if guide is None else f"{searcher}+{guide}"

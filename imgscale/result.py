@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from imgscale.budget import Ledger
+from imgscale.rewards import preview_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -98,3 +99,15 @@ class SearchOutput:
     @property
     def nfe(self) -> int:
         return self.ledger.nfe
+
+    @property
+    def held_out(self) -> dict[str, float]:
+        """The winner's scores by the verifiers that only report."""
+        steered = {self.verifier, *self.members}
+        steered |= {preview_name(name) for name in steered}
+        return {name: score for name, score in self.scores.items() if name not in steered}
+
+    @property
+    def members(self) -> list[str]:
+        """The names of the verifiers that steered together, where an ensemble did."""
+        return list(self.settings["verifiers"].get(self.verifier, {}).get("of", ()))

@@ -43,24 +43,31 @@ class Ensemble(Verifier, Protocol):
 
     parts: Sequence[Verifier]
 
-    def combine(self, new: Tensor, seen: Tensor) -> Tensor:
-        """Scores float64 (n,) of images whose scores by the k parts are ``new`` (n, k), among those ``seen`` (m, k)."""
+    def combine(self, rows: Tensor, seen: Tensor) -> Tensor:
+        """Scores float64 (n,) of images whose scores by the k parts are ``rows`` (n, k), among ``seen`` (m, k), which
+        holds them.
+        """
 
 
 def is_ensemble(verifier: Verifier) -> TypeGuard[Ensemble]:
     return hasattr(verifier, "parts")
 
 
-def members(verifier: Verifier) -> Sequence[Verifier]:
+def panel(verifier: Verifier) -> Sequence[Verifier]:
     """The verifiers that look at images: an ensemble's parts, or the verifier itself."""
     return verifier.parts if is_ensemble(verifier) else (verifier,)
+
+
+def preview_name(name: str) -> str:
+    """What results call a verifier's score of the winner's preview."""
+    return f"{name} (preview)"
 
 
 def opinions(
     verifier: Verifier, images: Tensor, prompts: list[str], notice: Callable[[str], None], detach: bool = True
 ) -> Tensor:
-    """What each of its members says, by `judge`: float64 (n, members)."""
-    return torch.stack([judge(member, images, prompts, notice, detach) for member in members(verifier)], 1)
+    """What each of its judges says, by `judge`: float64 (n, judges)."""
+    return torch.stack([judge(member, images, prompts, notice, detach) for member in panel(verifier)], 1)
 
 
 def judge(

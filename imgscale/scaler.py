@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import imgscale
-from imgscale import registry, usefulness, verification
+from imgscale import hacking, previews, registry, usefulness, verification
 from imgscale.budget import Budget, Meter
 from imgscale.engine import Engine
 from imgscale.errors import UserError
@@ -20,7 +20,7 @@ from imgscale.journal import Journal
 from imgscale.models import ModelSettings, folder_of, load_pipeline
 from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
-from imgscale.rewards import Verifier
+from imgscale.rewards import Verifier, is_ensemble, panel, timed
 from imgscale.search import Search
 from imgscale.usefulness import Usefulness
 from imgscale.verification import VerifierLike
@@ -107,6 +107,7 @@ class Scaler:
         self.settings = settings or ModelSettings()
         self.usefulness = dict(usefulness or {})
         self._verifiers: dict[Any, Verifier] = {}
+        self._previews: dict[str, Any] = {}
 
     def __call__(
         self,
@@ -128,6 +129,8 @@ class Scaler:
         progress: bool = True,
         callback: Callable[[Progress], None] | None = None,
         journal: str | Path | None = None,
+        preview: Any = None,
+        verifier_timeout: float | None = None,
         **pipeline_arguments: Any,
     ) -> Any:
         """Searches for the image of a prompt that the verifier likes best.
@@ -151,6 +154,10 @@ class Scaler:
             options: The searcher's options by name.
             journal: A folder to write the search's answers to as it goes on. The same call with the same folder goes on
                 where it was stopped, whatever stopped it, and ends as if it hadn't been.
+            preview: What decodes what isn't finished yet: "full" (the VAE), "tiny", "linear", a folder or hub id of an
+                `AutoencoderTiny`, or a loaded one; the model's default for None. Finished images always come from the
+                VAE, and the winner's score by its preview is kept beside that of the image.
+            verifier_timeout: Seconds that one call of a verifier may take; more costs its images −inf.
             plain: Also make the pipeline's own image for comparison, outside of the budget.
             progress: Show a tqdm bar.
             callback: Called after every engine step, also to cancel.
@@ -178,6 +185,9 @@ class Scaler:
         guide_name, guided = _guide(guide)
         judge = self.verifier(verifier)
         reports = _distinct(judge, [self.verifier(spec) for spec in report])
+        if verifier_timeout is not None:
+            judge, *reports = (timed(v, _seconds(verifier_timeout)) for v in (judge, *reports))
+        decoder = self.preview(self.settings.preview if preview is None else preview)
 
         steps = self._steps(num_inference_steps)
         useful = self._useful(verifier)
@@ -208,7 +218,7 @@ class Scaler:
                 usefulness=useful,
             )
             _check_budget(budget, problem.sample_nfe)
-            return Search(problem, make(problem), judge, reports)
+            return Search(problem, make(problem), judge, reports, decoder)
 
         def steer(problem: Problem) -> Verb:
             return make(problem, np.random.default_rng((problem.seed, 1)), **searcher_options)
@@ -223,6 +233,9 @@ class Scaler:
             "verifier": verifier if isinstance(verifier, str) else judge.name,
             "report": [v if isinstance(v, str) else self.verifier(v).name for v in report],
             "verifiers": {v.name: v.identity() for v in (judge, *reports)},
+            "verifier_timeout": verifier_timeout,
+            "preview": (preview or self.settings.preview) if isinstance(preview, str | None) else str(type(preview)),
+            "preview_decoder": previews.identity(decoder),
             "budget": {k: v for k, v in asdict(limits).items() if v is not None},
             "height": conds[0].height,
             "width": conds[0].width,
@@ -263,8 +276,22 @@ class Scaler:
             return verification.make(spec)
         if spec not in self._verifiers:
             device = str(self.engine.denoiser.device)
-            self._verifiers[spec] = verification.make(spec, clip=self.settings.clip, device=device)
+            self._verifiers[spec] = verification.make(
+                spec, clip=self.settings.clip, device=device, member=self.verifier
+            )
         return self._verifiers[spec]
+
+    def preview(self, preview: Any) -> Any:
+        """The decoder of previews that is meant, or None for the VAE; loaded once and kept. See `imgscale.previews`.
+
+        Raises:
+            UserError: There is none such, or it doesn't fit the model.
+        """
+        if not isinstance(preview, str | Path):
+            return previews.load(preview, self.engine.denoiser, self.settings)
+        if str(preview) not in self._previews:
+            self._previews[str(preview)] = previews.load(preview, self.engine.denoiser, self.settings)
+        return self._previews[str(preview)]
 
     def _useful(self, verifier: VerifierLike) -> Usefulness | None:
         """What was measured of the model with this verifier; or with another, which is mostly of the model, too."""
@@ -281,6 +308,9 @@ class Scaler:
     def _output(self, prompt: str, search: Search, plain: Search | None, settings: dict[str, Any]) -> SearchOutput:
         best = search.best
         assert best is not None, "the engine always leaves an answer"
+        reports = [verifier.name for verifier in search.reports]
+        if (said := hacking.warning(search.verifier.name, search.trace, reports)) is not None:
+            search.notice(said)
         stopped = {"stopped": search.stopped, "rounds": search.rounds, "nfe": search.meter.ledger.nfe}
         return SearchOutput(
             prompt=prompt,
@@ -292,7 +322,7 @@ class Scaler:
             seeds=[best.seed],
             ledger=search.meter.ledger,
             trace=search.trace,
-            plain=_plain(plain),
+            plain=_plain(search, plain),
             stopped=search.stopped,
             finished=best.finished,
             settings={"prompt": prompt, "seed": search.problem.seed, **settings, **stopped},
@@ -312,20 +342,30 @@ def _scores(search: Search, best: Candidate) -> dict[str, float]:
     return {search.verifier.name: best.score, **best.report}
 
 
-def _plain(search: Search | None) -> Plain | None:
-    if search is None or search.best is None or not search.best.finished:
+def _plain(search: Search, plain: Search | None) -> Plain | None:
+    if plain is None or plain.best is None or not plain.best.finished:
         return None
-    return Plain(to_pil(search.best.image), _scores(search, search.best), search.meter.ledger)
+    scores = {**_scores(plain, plain.best), search.verifier.name: search.value(plain)}
+    return Plain(to_pil(plain.best.image), scores, plain.meter.ledger)
 
 
 def _distinct(judge: Verifier, reports: Sequence[Verifier]) -> list[Verifier]:
-    """The reports without repetitions and without the judge itself; results tell verifiers apart by name."""
-    named = {judge.name: judge}
+    """The reports without repetitions and without the judge itself; results tell verifiers apart by name.
+
+    Of an ensemble, results hold what its members say in any case.
+    """
+    named = {judge.name: judge, **{member.name: member for member in panel(judge)}}
+    known = len(named)
     for verifier in reports:
+        if is_ensemble(verifier):
+            raise UserError(
+                f"The ensemble {verifier.name!r} can't report, since its scores only compare the images of one search;"
+                " give its members."
+            )
         other = named.setdefault(verifier.name, verifier)
         if getattr(other, "function", other) is not getattr(verifier, "function", verifier):
             raise UserError(f"Two verifiers are called {verifier.name!r}; give one of them another name.")
-    return list(named.values())[1:]
+    return list(named.values())[known:]
 
 
 def _seeds(seed: int | Sequence[int], prompt: object, n: int) -> list[int]:
@@ -340,6 +380,13 @@ def _seeds(seed: int | Sequence[int], prompt: object, n: int) -> list[int]:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
             raise UserError(f"The seed can't be {value!r}; give a whole number from 0 to 2**63 - 1.")
     return seeds  # type: ignore[return-value]
+
+
+def _seconds(value: Any) -> float:
+    right = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value) and value > 0
+    if not right:
+        raise UserError(f"verifier_timeout can't be {value!r}; give a positive number of seconds, such as 30.")
+    return float(value)
 
 
 def _one_sample(problem: Problem) -> Verb:
@@ -421,4 +468,6 @@ class _Watch:
         if search.best is not None:
             return to_pil(search.best.image)
         held = search.problem.incumbent
-        return None if held is None else to_pil(self._engine.decode(held.x0, [search.problem.cond], [1])[0])
+        if held is None:
+            return None
+        return to_pil(self._engine.decode(held.x0, [search.problem.cond], [1], search.preview)[0])

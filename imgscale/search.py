@@ -16,7 +16,7 @@ from imgscale.journal import Entry, Journal, magnitude, on_cpu
 from imgscale.particles import Particles
 from imgscale.problem import Gradient, Predict, Problem, Request, Score, Verb
 from imgscale.result import Candidate, TracePoint
-from imgscale.rewards import Verifier, is_ensemble, judge, members
+from imgscale.rewards import Verifier, is_ensemble, judge, panel
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Search:
         steps: The searcher's generator.
         verifier: The one that steers.
         reports: Verifiers that score each new best image and never steer.
+        preview: Decodes what isn't finished, in the place of the VAE; see `imgscale.previews`.
         best: The best finished image so far.
         trace: A point for every new best.
         events: What went wrong without ending the search.
@@ -42,6 +43,7 @@ class Search:
     steps: Verb
     verifier: Verifier
     reports: Sequence[Verifier] = ()
+    preview: Any = None
     best: Candidate | None = None
     trace: list[TracePoint] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
@@ -126,6 +128,14 @@ class Search:
             self.best = replace(self.best, score=float(self.verifier.combine(self._said_of_best, self.seen)[0]))
         return scores
 
+    def value(self, other: Search) -> float:
+        """The score of another search's best image, among what this one has seen if that matters."""
+        assert other.best is not None
+        if not is_ensemble(self.verifier) or other._said_of_best is None or not math.isfinite(other.best.score):
+            return other.best.score
+        seen = other._said_of_best if self.seen is None else torch.cat([self.seen, other._said_of_best])
+        return float(self.verifier.combine(other._said_of_best, seen)[0])
+
     def settle(self, images: Tensor | None, scores: Tensor, particles: Particles) -> None:
         """Takes note of scored images: the best so far, the trace, the end of what can't get better.
 
@@ -149,7 +159,7 @@ class Search:
             image = images[i : i + 1].nan_to_num(0.0, 1.0, 0.0)
             report = {}
             if self._said is not None:
-                report = dict(zip([v.name for v in members(self.verifier)], self._said[i].tolist(), strict=True))
+                report = dict(zip([v.name for v in panel(self.verifier)], self._said[i].tolist(), strict=True))
             report |= {v.name: float(self.judge(v, image)[0]) for v in self.reports}
         else:
             assert self._replayed is not None

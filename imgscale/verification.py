@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from imgscale import registry
@@ -12,13 +13,20 @@ from imgscale.rewards import Verifier
 VerifierLike = str | Verifier | Callable[..., Any]
 
 
-def make(spec: VerifierLike, *, clip: str | None = None, device: str | None = None) -> Verifier:
-    """The verifier of a name, a name with options, or a function.
+def make(
+    spec: VerifierLike,
+    *,
+    clip: str | None = None,
+    device: str | None = None,
+    member: Callable[[str], Verifier] | None = None,
+) -> Verifier:
+    """The verifier of a name, a name with options, several of them with plus signs between, or a function.
 
     Args:
         spec: What the user gave. A verifier stays as it is.
         clip: The model that "clip" stands for, unless its options say so.
         device: Where a verifier made by its name runs, unless its options say so.
+        member: Makes the members of an ensemble, or finds them if there are such already; as this one is made for None.
 
     Raises:
         UserError: There is none such, or it can't be made; the message says why.
@@ -26,8 +34,12 @@ def make(spec: VerifierLike, *, clip: str | None = None, device: str | None = No
     if not isinstance(spec, str):
         ready = hasattr(spec, "identity") and not isinstance(spec, type)
         return spec if ready else Function(spec)  # type: ignore[return-value]
-    entry, options = registry.verifier.resolve(spec)
-    written = bool(options)
+    short = len(registry.members(spec)) > 1
+    entry, options = registry.verifier.resolve(f"ensemble(of={spec})" if short else spec)
+    written = bool(options) and not short
+    if isinstance(members := options.get("of"), str):
+        find = member or partial(make, clip=clip, device=device)
+        options["of"] = [find(name) for name in registry.members(members)]
     if entry.name == "clip" and clip is not None:
         options.setdefault("model", clip)
     if device is not None and "device" in entry.options():

@@ -119,10 +119,10 @@ class Watched(Gaussian):
         x0 = super().predict(x, t, cond)
         return x0 if self.spoil is None else torch.where(self.spoil(x)[:, None], torch.nan, x0)
 
-    def decode(self, x0: Tensor, cond: Condition) -> Tensor:
+    def decode(self, x0: Tensor, cond: Condition, preview: Any = None) -> Tensor:
         self.render(len(x0))
         self.decoded.append(len(x0))
-        return super().decode(x0, cond)
+        return super().decode(x0, cond, preview)
 
 
 MEMORY: dict[str, Callable[[], Exception]] = {

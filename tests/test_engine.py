@@ -486,8 +486,8 @@ def test_what_stands_in_for_a_broken_image_never_wins() -> None:
 class Blots(Watched):
     """Decodes some finite latents to NaN, as a VAE in float16 does."""
 
-    def decode(self, x0: Tensor, cond: Condition) -> Tensor:
-        images = super().decode(x0, cond)
+    def decode(self, x0: Tensor, cond: Condition, preview: Any = None) -> Tensor:
+        images = super().decode(x0, cond, preview)
         return torch.where((x0[:, 0] > 0.6).reshape(-1, 1, 1, 1), torch.nan, images)
 
 

@@ -63,6 +63,7 @@ class World(ABC):
     """
 
     mixed_times = True
+    vae: Any = None
     guidance: str | None = None
     guidance_default: float | None = None
     steps_default = 10
@@ -144,8 +145,11 @@ class World(ABC):
         x0 = torch.where(as_time(t).expand(len(x))[:, None] > 0, self.posterior_mean(flat, alpha, sigma), flat)
         return (x0.reshape(x.shape) + shift).to(x.dtype)
 
-    def decode(self, x0: Tensor, cond: Condition) -> Tensor:
-        """The sigmoid of x0; a latent (d,) becomes a grey row of d pixels."""
+    def decode(self, x0: Tensor, cond: Condition, preview: Any = None) -> Tensor:
+        """The sigmoid of x0; a latent (d,) becomes a grey row of d pixels. A preview decoder sees x0 itself."""
+        if preview is not None:
+            (images,) = preview.decode(x0)
+            return images  # type: ignore[no-any-return]
         if len(self.shape) == 3:
             return x0.float().sigmoid()
         return x0.float().sigmoid()[:, None, None, :].expand(-1, 3, -1, -1)

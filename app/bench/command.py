@@ -53,6 +53,7 @@ def bench(
     guidance: str | None = typer.Option(None, metavar="SCALE", help="Guidance scale; the model's default."),
     height: str | None = typer.Option(None, metavar="PIXELS", help="The model's default."),
     width: str | None = typer.Option(None, metavar="PIXELS", help="The model's default."),
+    preview: str | None = typer.Option(None, metavar="NAME", help="What decodes previews; the model's default."),
     device: str | None = typer.Option(None, metavar="NAME", help="cpu, cuda, …; the accelerator if there is one."),
     dtype: str | None = typer.Option(None, metavar="NAME", help="float32, bfloat16 or float16."),
     out: Path = typer.Option(Path("imgscale-bench"), "--out", "-o", metavar="FOLDER", help="Where files go."),
@@ -64,7 +65,8 @@ def bench(
         **{"models": model, "searchers": searcher, "verifiers": verifier, "report": report, "budgets": budget},
         **{"prompts": prompts, "categories": categories, "every": every, "limit": limit, "seed": seed, "seeds": seeds},
         **{"plain": plain, "solved": solved, "against": against, "together": together, "max_batch": max_batch},
-        **{"steps": steps, "guidance": guidance, "height": height, "width": width, "device": device, "dtype": dtype},
+        **{"steps": steps, "guidance": guidance, "height": height, "width": width, "preview": preview},
+        **{"device": device, "dtype": dtype},
     }
     raise typer.Exit(compare(config, flags, out, no_run=no_run, as_json=as_json, quiet=quiet))
 

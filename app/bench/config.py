@@ -42,6 +42,7 @@ class Config:
         guidance: Guidance scale.
         height: In pixels.
         width: In pixels.
+        preview: What decodes previews: full, tiny, linear, a folder or hub id.
         device: Where to load to.
         dtype: Of the weights.
     """
@@ -66,6 +67,7 @@ class Config:
     guidance: float | None = None
     height: int | None = None
     width: int | None = None
+    preview: str | None = None
     device: str | None = None
     dtype: str | None = None
 
@@ -171,7 +173,7 @@ class Config:
 
     def differences(self, other: Config) -> list[str]:
         """Settings in which two configurations differ although the rows of one folder must share them."""
-        shared = ("report", "steps", "guidance", "height", "width", "device", "dtype")
+        shared = ("report", "steps", "guidance", "height", "width", "preview", "device", "dtype")
         return [key for key in shared if getattr(self, key) != getattr(other, key)]
 
 
@@ -183,8 +185,8 @@ def verifier_name(spec: str) -> str:
     """What results call a verifier."""
     from imgscale import registry
 
-    entry, options = registry.verifier.resolve(spec)
-    return spec if options else entry.name
+    names = registry.judges(spec)
+    return spec if spec.startswith("ensemble(") else "+".join(names)
 
 
 def flag(key: str) -> str:

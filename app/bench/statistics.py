@@ -61,8 +61,9 @@ class Measure:
 
 
 def score(row: Row, name: str) -> float | None:
-    """A row's score by one verifier, steering or held out."""
-    found: float | None = row["score"] if row["steers"] == name else row["held_out"].get(name)
+    """A row's score by one verifier, steering, a member of what steers, or held out."""
+    others = {**row.get("members", {}), **row["held_out"]}
+    found: float | None = row["score"] if row["steers"] == name else others.get(name)
     return found
 
 

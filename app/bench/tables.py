@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -135,6 +136,48 @@ def needed(group: Group) -> Table | None:
     return Table(title, ["search", "by budgets (95%)", "within a run (95%)"], lines, note)
 
 
+def rewards(group: Group) -> Table | None:
+    """The steering reward and the held-out ones as the budget grows, in one unit; where they part is named."""
+    plain = group.rows.get((PLAIN, 0), [])
+    judges = [name for name in group.held_out if name != group.steers]
+    if not judges or len(plain) < 2:
+        return None
+    names = [group.steers, *judges]
+    unit = {}
+    for name in names:
+        found = [v for row in plain if (v := score(row, name)) is not None]
+        unit[name] = float(np.std(found)) if len(found) > 1 else 0.0
+    if not all(unit.values()):
+        return None
+
+    def above(rows: Sequence[Row], base: Sequence[Row], name: str) -> Estimate | None:
+        by = Measure(name)
+        return statistics.gain(values(rows, by), values(base, by))
+
+    lines = []
+    for searcher in group.searchers:
+        runs = group.of(searcher)
+        first, last = min(runs), max(runs)
+        change = {name: above(runs[last], runs[first], name) for name in names}
+        rose = (up := change[group.steers]) is not None and up.low > 0
+        fell = [name for name in judges if rose and (down := change[name]) is not None and down.high < 0]
+        for budget, rows in runs.items():
+            gains = [above(rows, plain, name) for name in names]
+            scaled = [math.nan if g is None else g.value / unit[n] for g, n in zip(gains, names, strict=True)]
+            cells = [f"{value:+.2f}" if math.isfinite(value) else "–" for value in scaled]
+            gaps = [f"{scaled[0] - value:+.2f}" if math.isfinite(value) else "–" for value in scaled[1:]]
+            verdict = f"hacked: {', '.join(fell)} fell since {first} NFE" if budget == last and fell else ""
+            lines.append([searcher, str(budget), *cells, *gaps, verdict])
+    head = ["search", "NFE", f"{names[0]} (steers)", *judges, *(f"gap to {name}" for name in judges), ""]
+    note = (
+        "Means above the plain samples of the same noises, in standard deviations of these. A gap that grows with the"
+        " budget says that the search learns what its verifier likes and the held-out judge doesn't. Hacked: from the"
+        " smallest to the largest budget the steering reward rises and a held-out one falls, both beyond their 95%"
+        " intervals."
+    )
+    return Table("Search reward against held-out reward", head, lines, note)
+
+
 def times(group: Group) -> Table | None:
     """Wall time per model evaluation, and what else each of them took."""
     base = [row for rows in group.of(group.baseline).values() for row in rows]
@@ -156,7 +199,9 @@ def times(group: Group) -> Table | None:
 
 def section(group: Group) -> list[Table]:
     """All tables about one model and verifier."""
-    return [t for t in (detail(group), differences(group), needed(group), times(group)) if t is not None]
+    return [
+        t for t in (detail(group), differences(group), needed(group), rewards(group), times(group)) if t is not None
+    ]
 
 
 def mean(rows: Sequence[Row], name: str) -> float:

@@ -113,6 +113,7 @@ READ: dict[str, Callable[[Any, str], Any]] = {
     "guidance": lambda value, name: checks.positive(str(value), name, zero=True),
     "height": _whole(1, 16384),
     "width": _whole(1, 16384),
+    "preview": _text,
     "device": _text,
     "dtype": lambda value, name: checks.dtype(_text(value, name)),
 }
