@@ -16,7 +16,7 @@ from imgscale import verification
 from imgscale.errors import UserError
 from imgscale.images import Source, Unreadable
 from imgscale.models import place
-from imgscale.rewards import Verifier, is_ensemble, is_out_of_memory, judges
+from imgscale.rewards import Verifier, is_ensemble, is_out_of_memory, panel
 from imgscale.verification import VerifierLike
 
 
@@ -77,7 +77,7 @@ def score(
     sources = _sources(images)
     texts = _texts(prompts, len(sources))
     judges = make(verifiers, device)
-    parts = list({id(part): part for judge in judges for part in judges(judge)}.values())
+    parts = list({id(part): part for judge in judges for part in panel(judge)}.values())
     entries = [_Entry(source, text) for source, text in zip(sources, texts, strict=True)]
     buckets = _buckets(entries)
     readers = [judge.name for judge in judges if judge.reads_prompt]
@@ -97,7 +97,7 @@ def score(
                 _score_batch(batch, parts)
                 bar.update(len(batch))
     for judge in judges:
-        _conclude(judge, [entry for entry in entries if all(part.name in entry.said for part in judges(judge))])
+        _conclude(judge, [entry for entry in entries if all(part.name in entry.said for part in panel(judge))])
     return [entry.scored([judge.name for judge in judges]) for entry in entries]
 
 
@@ -106,7 +106,7 @@ class _Entry:
     """An image on its way.
 
     Attributes:
-        said: By verifier, the judges of ensembles among them: what it says.
+        said: By verifier, the members of ensembles among them: what it says.
         scores: By verifier.
         errors: Why something is missing.
     """
@@ -163,7 +163,7 @@ def make(verifiers: VerifierLike | Sequence[VerifierLike], device: str | torch.d
     judges = {id(judge): judge for judge in each}
     named: dict[str, Verifier] = {}
     for judge in judges.values():
-        for one in (judge, *judges(judge)):
+        for one in (judge, *panel(judge)):
             if named.setdefault(one.name, one) is not one:
                 raise UserError(f"Two verifiers are called {one.name!r}; give one of them another name.")
     return list(judges.values())
