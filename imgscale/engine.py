@@ -243,6 +243,7 @@ class Engine:
             _decoder(members[0]),
         )
         finite = sound & images.flatten(1).isfinite().all(1)
+        black = _black(images)
         images = torch.where(finite.reshape(-1, 1, 1, 1), images, 0.0)  # one NaN must not spoil a verifier's batch
         prompts = [s.problem.cond.prompt for s, n in zip(members, counts, strict=True) for _ in range(n)]
         notice = _notices(members)
@@ -252,11 +253,11 @@ class Engine:
 
         said = torch.cat(self._in_batches(len(x0), work))
         failed = said.isnan().any(1)
-        said[failed | ~finite.cpu()] = -math.inf
-        for search, request, part, pictures, good, lost in zip(
-            members, requests, *(rows.split(counts) for rows in (said, images, finite, failed)), strict=True
+        said[failed | ~finite.cpu() | black.cpu()] = -math.inf
+        for search, request, part, pictures, good, dark, lost in zip(
+            members, requests, *(rows.split(counts) for rows in (said, images, finite, black, failed)), strict=True
         ):
-            _tell(search, good)
+            _tell(search, good, dark)
             scores = search.reward(part)
             answer = {"scores": scores, "said": part} if is_ensemble(search.verifier) else {"scores": scores}
             self._settle(search, request.particles, pictures, scores, bool(lost.all()), scores, answer)
@@ -338,7 +339,8 @@ class Engine:
         end, x0, images, scores, gradient = rows
         failed = scores.isnan()
         good = x0.flatten(1).isfinite().all(1) & images.flatten(1).isfinite().all(1)
-        scores[failed | ~good.cpu()] = -math.inf
+        black = _black(images)
+        scores[failed | ~good.cpu() | black.cpu()] = -math.inf
         if not bool(gradient.isfinite().all()):
             notice("Some gradients weren't finite; they count as 0.")
         sloping = gradient.flatten(1).isfinite().all(1).reshape(-1, *[1] * (x.ndim - 1))
@@ -346,12 +348,12 @@ class Engine:
         for search, request, *parts in zip(
             members,
             requests,
-            *(rows.split(counts) for rows in (end, x0, images, scores, gradient, good, failed)),
+            *(rows.split(counts) for rows in (end, x0, images, scores, gradient, good, black, failed)),
             strict=True,
         ):
-            x_end, x0_end, pictures, rewards, steepness, sound, lost = parts
+            x_end, x0_end, pictures, rewards, steepness, sound, dark, lost = parts
             slope = Slope(x_end, x0_end, rewards, steepness)
-            _tell(search, sound)
+            _tell(search, sound, dark)
             self._settle(search, _there(request, slope), pictures, rewards, bool(lost.all()), slope, vars(slope))
 
     def _solve(self, x: Tensor, request: Gradient, cond: Condition) -> tuple[Tensor, Tensor]:
@@ -437,7 +439,16 @@ def _there(request: Gradient, slope: Slope) -> Particles:
     return replace(request.particles, step=step, x=slope.x, x0=slope.x0)
 
 
-def _tell(search: Search, good: Tensor) -> None:
+def _black(images: Tensor) -> Tensor:
+    """Which images are black all over: a safety checker's, or those of a VAE that overflowed; never worth a rank."""
+    return images.flatten(1).amax(1) == 0
+
+
+def _tell(search: Search, good: Tensor, black: Tensor) -> None:
+    if bool(black.any()):
+        search.notice(
+            "Some images came out black, as a safety checker or an overflowing VAE makes them; they count as −inf."
+        )
     if not bool(good.all()):
         search.notice("Some latents or images weren't finite; they count as −inf.")
 

@@ -491,6 +491,23 @@ class Blots(Watched):
         return torch.where((x0[:, 0] > 0.6).reshape(-1, 1, 1, 1), torch.nan, images)
 
 
+class Censored(Watched):
+    """Blackens some images, as a safety checker does."""
+
+    def decode(self, x0: Tensor, cond: Condition, preview: Any = None) -> Tensor:
+        images = super().decode(x0, cond, preview)
+        return torch.where((x0[:, 0] > 0.6).reshape(-1, 1, 1, 1), 0.0, images)
+
+
+@pytest.mark.parametrize("searcher", ["best-of-n", "rbf", "rbf+dps"])
+def test_black_images_are_never_ranked_and_said_so(searcher: str) -> None:
+    world = Censored()
+    search = run(world, new(world, searcher, budget=160, verifier=Reward(darkness)))
+    assert search.best is not None and search.best.latents[0] <= 0.6 and search.best.score > -math.inf
+    assert any("came out black" in event for event in search.events)
+    assert any((images == 0).flatten(1).all(1).any() for images in search.verifier.seen)  # type: ignore[attr-defined]
+
+
 def test_images_that_are_not_finite_never_win_and_are_not_shown_to_verifiers() -> None:
     world = Blots()
     search = run(world, new(world, budget=160, verifier=Reward(darkness)))
