@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from math import ceil, floor, inf
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 import numpy as np
 
 from imgscale.budget import Rollover
-from imgscale.errors import UserError
-from imgscale.kernels import Kernel
-from imgscale.particles import Particles, Schedule, join
+from imgscale.particles import Particles, join
 from imgscale.problem import Problem, Request, Verb
 from imgscale.registry import searcher
-from imgscale.searchers._population import at_least_one, course
+from imgscale.searchers._plan import Plan, make_plan
+from imgscale.searchers._population import at_least_one
 from imgscale.searchers.best_of_n import best_of_n
 
 BATCH = 32  # starts or draws of all chains in one request: enough to fill a batch, few enough to heed a deadline
@@ -80,7 +79,7 @@ def rbf(
     judged, several trajectories, the ODE finish, and chains until the budget is spent.
     """
     at_least_one("rbf", chain_nfe=chain_nfe, starts=starts, keep=keep, images=images, draws=draws)
-    plan = _plan(problem, skip, explore, look, path=path, steps=steps, kernel=kernel)
+    plan = make_plan(problem, "rbf", skip=skip, explore=explore, look=look, path=path, steps=steps, kernel=kernel)
     ahead = not plan.judges_starts
     chain_nfe = chain_nfe or (100 if ahead else 50)
     starts = starts or (3 if ahead else max(1, chain_nfe // 2) if problem.distilled else 1)
@@ -114,108 +113,6 @@ def rbf(
     yield from best_of_n(problem, rng)  # too little for a chain may do for a sample
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What is searched by which kernel, where draws are judged, and what that takes."""
-
-    problem: Problem
-    schedule: Schedule
-    kernel: Kernel
-    skipped: int
-    searched: int
-    looked: int
-
-    @property
-    def stages(self) -> range:
-        """The transitions that are searched."""
-        return range(self.skipped, self.searched)
-
-    @property
-    def judges_starts(self) -> bool:
-        """Whether draws are judged where they land, so that a start's preview compares with theirs."""
-        return self.looked <= self.skipped + 1
-
-    def judged(self, stage: int) -> int:
-        """The step at which draws of a transition are judged."""
-        return max(stage + 1, self.looked)
-
-    def known(self, stage: int) -> bool:
-        """Whether the last stage has shown already where the trajectories lead that nothing new is drawn from."""
-        return self.skipped < stage < self.looked
-
-    def cost(self, stage: int, n: int = 1, parents: int = 1) -> int:
-        """Evaluations of ``n`` draws from so many parents."""
-        landing = self.problem.cost(self.schedule, stage, stage + 1, self.kernel)
-        guided = min(n, parents) if self.problem.guide is not None else 0
-        return n * (landing + self.schedule.nfe(stage + 1, self.judged(stage))) + guided
-
-    def fitting(self, nfe: int, stage: int, draws: int, parents: int = 1) -> int:
-        """How many draws so many evaluations pay for."""
-        return next((n for n in range(draws, 0, -1) if self.cost(stage, n, parents) <= nfe), 0)
-
-    @property
-    def musts(self) -> list[int]:
-        """What a chain can't do without at each transition: one draw, or none where it is known how to go on."""
-        return [0 if self.known(stage) else self.cost(stage) for stage in self.stages]
-
-    @property
-    def lean(self) -> int:
-        """Evaluations of the leanest chain, up to where its last draw is judged."""
-        return 1 + self.skipped + sum(self.musts)
-
-    @property
-    def tail(self) -> int:
-        """Evaluations from there to the image."""
-        return self.problem.finishing_from(self.schedule, self.judged(self.searched - 1) if self.searched else 0)
-
-    @property
-    def mean_cost(self) -> float:
-        return sum(map(self.cost, self.stages)) / max(len(self.stages), 1)
-
-    @property
-    def weights(self) -> list[float]:
-        """What the transitions get of the budget: what was measured, or for equally many draws."""
-        useful = self.problem.usefulness
-        measured = useful.spread[self.skipped : self.searched] if useful else ()
-        if self.schedule == self.problem.schedule and sum(measured) > 0:
-            return list(measured)
-        return [float(self.cost(stage)) for stage in self.stages]
-
-    def shorter(self) -> _Plan:
-        """The same with one transition less, or with none skipped."""
-        if self.skipped:
-            return replace(self, skipped=0)
-        return replace(self, searched=self.searched - 1, looked=min(self.looked, self.searched - 1))
-
-
-def _plan(
-    problem: Problem,
-    skip: float | None,
-    explore: float | None,
-    look: float | None,
-    *,
-    path: str | None,
-    steps: int,
-    kernel: str,
-) -> _Plan:
-    """The plan by the options; where they are None, by what was measured or by what the model is."""
-    for name, value in (("look", look), ("skip", skip)):
-        if value is not None and not 0 <= value <= 1:
-            raise UserError(f"rbf's {name} can't be {value}; give a share from 0 to 1.")
-    share = (1.0 if problem.distilled else 0.3) if explore is None else explore
-    way = course(problem, "rbf", path=path, steps=steps, kernel=kernel, explore=share)
-    useful = problem.usefulness if way.schedule == problem.schedule else None
-    evaluated = way.schedule.nfe(0, way.schedule.steps)
-    looked = ceil((0.5 * (not problem.distilled) if look is None else look) * evaluated - 1e-9)
-    if useful is not None and look is None:
-        looked = min(useful.look, evaluated)
-    searched = way.searched
-    if useful is not None and explore is None:
-        searched = min(useful.decisive, evaluated)
-    skipped = floor((0.1 if looked > 2 else 0.0) * way.schedule.steps + 1e-9 if skip is None else skip * evaluated)
-    return _Plan(problem, way.schedule, way.kernel, max(0, min(skipped, searched - 1)), searched, looked)
-
-
 @dataclass(eq=False)
 class _Way:
     """A trajectory: its particle at each step from where it was drawn to where it was judged, and its reward there."""
@@ -238,7 +135,7 @@ class _Chain:
     found: list[_Way] = field(default_factory=list)
 
 
-def _begin(plan: _Plan, shares: Sequence[int], starts: int, keep: int) -> Generator[Request, Any, list[_Chain]]:
+def _begin(plan: Plan, shares: Sequence[int], starts: int, keep: int) -> Generator[Request, Any, list[_Chain]]:
     """A chain for every share of the budget: at the best of its starts where those are judged, else at all of them."""
     musts, each = plan.musts, 1 + plan.skipped
     judged = plan.judges_starts
@@ -261,7 +158,7 @@ def _begin(plan: _Plan, shares: Sequence[int], starts: int, keep: int) -> Genera
 
 
 def _search_transition(
-    plan: _Plan, chains: Sequence[_Chain], stage: int, draws: int, keep: int, accept: str, beat: str
+    plan: Plan, chains: Sequence[_Chain], stage: int, draws: int, keep: int, accept: str, beat: str
 ) -> Verb:
     """One transition of all chains: batches of draws until each chain improves or has used its quota."""
     drawn = [0] * len(chains)
@@ -293,7 +190,7 @@ def _search_transition(
 
 
 def _draw(
-    plan: _Plan, stage: int, orders: Sequence[tuple[Sequence[_Way], int, int]]
+    plan: Plan, stage: int, orders: Sequence[tuple[Sequence[_Way], int, int]]
 ) -> Generator[Request, Any, list[_Way]]:
     """New trajectories, judged: for each order (parents, n, drawn before) n draws, shared among its parents."""
     families = []
