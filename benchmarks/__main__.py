@@ -1,22 +1,25 @@
-"""``python -m benchmarks overhead``: see the module. What searches gain is `imgscale bench`'s to measure."""
+"""``python -m benchmarks overhead`` or ``verifiers``: see there. What searches gain is `imgscale bench`'s to measure."""
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks import overhead
+from benchmarks import diversity, overhead, previews, verifiers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    command = commands.add_parser(
-        "overhead",
-        help=(overhead.__doc__ or "").partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    overhead.add_arguments(command)
-    overhead.main(parser.parse_args())
+    for module in (diversity, overhead, previews, verifiers):
+        command = commands.add_parser(
+            module.__name__.rpartition(".")[2],
+            help=(module.__doc__ or "").partition("\n")[0],
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(main=module.main)
+    args = parser.parse_args()
+    args.main(args)
 
 
 if __name__ == "__main__":
