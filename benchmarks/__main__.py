@@ -1,4 +1,4 @@
-"""``python -m benchmarks overhead``, or ``verifiers``. What searches gain is `imgscale bench`'s to measure."""
+"""``python -m benchmarks NAME``: see the modules. What searches gain is `imgscale bench`'s to measure."""
 
 from __future__ import annotations
 

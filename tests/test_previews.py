@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,14 @@ def test_dead_leaves_are_reproducible_and_lie_in_range() -> None:
     assert images.min() >= 0 and images.max() <= 1
 
 
+def watched(decode: Callable[..., Any], seen: list[Tensor]) -> Callable[..., Any]:
+    def call(z: Tensor, *args: Any, **kwargs: Any) -> Any:
+        seen.append(z)
+        return decode(z, *args, **kwargs)
+
+    return call
+
+
 @pytest.mark.parametrize("name", ["StableDiffusionPipeline", "StableDiffusion3Pipeline", "FluxPipeline"])
 @pytest.mark.parametrize("kind", ["linear", "tiny"])
 def test_pipelines_decode_by_it(name: str, kind: str) -> None:
@@ -165,8 +174,7 @@ def test_pipelines_decode_by_it(name: str, kind: str) -> None:
     seen: list[Tensor] = []
     channels = pipe.vae.config.latent_channels
     decoder = previews.load("linear" if kind == "linear" else tiny_vae(channels), denoiser, ModelSettings())
-    decode = decoder.decode
-    decoder.decode = lambda z, *args, **kwargs: (seen.append(z), decode(z, *args, **kwargs))[1]
+    decoder.decode = watched(decoder.decode, seen)
     vae_decode = pipe.vae.decode
     images = denoiser.decode(x0, cond, decoder)
     assert images.shape[:2] == (2, 3) and len(images.unique()) > 2
@@ -174,7 +182,7 @@ def test_pipelines_decode_by_it(name: str, kind: str) -> None:
     z = seen[0]
     assert z.shape[1] == channels
     whole: list[Tensor] = []
-    pipe.vae.decode = lambda z, *args, **kwargs: (whole.append(z), vae_decode(z, *args, **kwargs))[1]
+    pipe.vae.decode = watched(vae_decode, whole)
     denoiser.decode(x0, cond)
     del pipe.vae.decode
     if kind == "linear":  # made for the same latents as the VAE
