@@ -139,7 +139,7 @@ def _of_shapes(prompt: str) -> bool:
 
 def _object(row: Row) -> dict[str, Any]:
     pair, scored = row
-    about = {"image": str(pair.image), "prompt": scored.prompt, "scores": scored.scores, "error": scored.error}
+    about = {"image": _path(pair.image), "prompt": scored.prompt, "scores": scored.scores, "error": scored.error}
     return {**about, "columns": pair.columns} if pair.columns else about
 
 
@@ -152,7 +152,7 @@ def _write(to: str, rows: Sequence[Row], judges: Sequence[Verifier]) -> None:
     sheet.writeheader()
     for pair, scored in rows:
         more = {k: v if isinstance(v, str | None) else json.dumps(v) for k, v in pair.columns.items()}
-        about = {"image": str(pair.image), "prompt": scored.prompt, "error": scored.error}
+        about = {"image": _path(pair.image), "prompt": scored.prompt, "error": scored.error}
         sheet.writerow({**more, **about, **scored.scores})
     if to == "-":
         print(text.getvalue(), end="", flush=True)
@@ -185,10 +185,20 @@ def _show(rows: Sequence[Row], judges: Sequence[Verifier]) -> None:
         table.add_column("what is wrong", overflow="fold", style="red")
     for pair, scored in rows:
         values = ["–" if v is None else f"{v:.4f}" for v in scored.scores.values()]
-        texts = [str(pair.image), *([scored.prompt or ""] if several else []), *values]
-        table.add_row(*map(Text, texts + ([scored.error or ""] if failed else [])))
+        texts = [_path(pair.image), *([scored.prompt or ""] if several else []), *values]
+        table.add_row(*(Text(_printable(text)) for text in texts + ([scored.error or ""] if failed else [])))
     console.print(table)
 
 
 def _line(row: Row) -> str:
-    return f"{str(row[0].image)!r}: {(row[1].error or '').rstrip('.')}"
+    return _printable(f"{_path(row[0].image)!r}: {(row[1].error or '').rstrip('.')}")
+
+
+def _path(path: Path) -> str:
+    """A path as text; what isn't UTF-8 in it can't be printed."""
+    return str(path).encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _printable(text: str) -> str:
+    """One line, and nothing in it that a terminal would obey: file names and prompts come from anywhere."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))

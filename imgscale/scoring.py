@@ -184,15 +184,15 @@ def _buckets(entries: Sequence[_Entry]) -> dict[tuple[int, int], list[_Entry]]:
 
 
 def _score_batch(entries: Sequence[_Entry], verifiers: Sequence[Verifier]) -> None:
-    shapes: dict[torch.Size, list[tuple[_Entry, Tensor]]] = {}
+    alike: dict[tuple[torch.Size, torch.device], list[tuple[_Entry, Tensor]]] = {}
     for entry in entries:
         try:
             pixels = pictures.tensor(entry.source)
         except Unreadable as error:
             entry.errors.append(str(error))
         else:  # EXIF may have turned some on their side
-            shapes.setdefault(pixels.shape, []).append((entry, pixels))
-    for pairs in shapes.values():
+            alike.setdefault((pixels.shape, pixels.device), []).append((entry, pixels))
+    for pairs in alike.values():
         for verifier in verifiers:
             able = [pair for pair in pairs if pair[0].prompt is not None or not verifier.reads_prompt]
             for entry, _ in pairs:

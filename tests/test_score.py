@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -496,6 +498,22 @@ def test_json(command: Command) -> None:
             },
         ],
     }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_and_prompts_that_a_terminal_would_obey(command: Command) -> None:
+    names = [b"caf\xe9.png", b"\x1b[31mred\n.png"]
+    for name in names:
+        info = PngInfo()
+        info.add_text("parameters", f"a \x1b]0;title\x07 {len(name)}\nb")
+        Image.new("RGB", (8, 8)).save(Path("a.png"), pnginfo=info)
+        os.rename(b"a.png", name)
+    status, out, err = command(".", "-v", "words")
+    assert (status, err) == (0, "")
+    assert [line.split("  ")[0] for line in out.splitlines()[1:]] == ["?[31mred .png", "caf\ufffd.png"]
+    assert "a ?]0;title? 13 b" in out and "\x1b" not in out
+    found = json.loads(command(".", "-v", "words", "--json")[1])["images"]
+    assert [each["image"] for each in found] == ["\x1b[31mred\n.png", "caf\ufffd.png"]
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv"])
