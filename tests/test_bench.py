@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -608,6 +608,48 @@ def test_a_verifier_that_judges_itself_is_named() -> None:
         each["trace"]["scores"].pop("v")
     (table,) = tables.summary(groups.groups(rows, Config()))
     assert "judges itself" in table.note
+
+
+def rewarded(searcher: str, budget: int, steering: Sequence[float], held_out: Sequence[float]) -> list[Row]:
+    both = zip(steering, held_out, strict=True)
+    return [row(str(i), judge, searcher, budget, score=score) for i, (score, judge) in enumerate(both)]
+
+
+def test_the_gap_between_search_and_held_out_reward() -> None:
+    plain, ones = [0.0, 0.2, 0.4, 0.6], [1.0] * 4
+    rows = rewarded("plain", 0, plain, [0.1, 0.3, 0.5, 0.7])
+    rows += rewarded("good", 10, ones, ones) + rewarded("good", 50, [2.0] * 4, [1.5] * 4)
+    rows += rewarded("bad", 10, ones, ones) + rewarded("bad", 50, [2.0] * 4, [0.5, 0.6, 0.7, 0.4])
+    rows += rewarded("unsure", 10, ones, ones) + rewarded("unsure", 50, [2.0] * 4, [0.5, 1.6, 1.4, 0.4])
+    (group,) = groups.groups(rows, Config(searchers=("good", "bad", "unsure")))
+    table = tables.rewards(group)
+    assert table is not None and table.head == ["search", "NFE", "v (steers)", "shapes", "gap to shapes", ""]
+    unit = np.std(plain)
+    assert table.lines[1][2:5] == [f"{1.7 / unit:+.2f}", f"{1.1 / unit:+.2f}", f"{0.6 / unit:+.2f}"]
+    assert [line[-1] for line in table.lines] == ["", "", "", "hacked: shapes fell since 10 NFE", "", ""]
+    (alone,) = groups.groups([r for r in rows if r["searcher"] != "plain"], Config())
+    assert tables.rewards(alone) is None
+
+
+def test_an_ensemble_leaves_what_its_members_say(command: Command) -> None:
+    ran = command(
+        *BENCH[:3], "-v", "bright+sharpness", "-s", "best-of-n", "-b", "8", "--prompts", "prompts.txt", "-o", "out"
+    )
+    assert ran.status == 0
+    made = [row for row in kept() if row["searcher"] != "plain"]
+    assert made and all(row["steers"] == "bright+sharpness" and 0 < row["score"] < 1 for row in made)
+    names = {"bright+sharpness", "bright", "sharpness", "shapes"}
+    assert all(list(row["members"]) == ["bright", "sharpness"] and list(row["held_out"]) == ["shapes"] for row in made)
+    assert all(set(row["trace"]["scores"]) == names for row in made)
+    assert all(row["plain"].keys() == names for row in made)
+
+
+def test_previews_are_a_setting_of_the_folder(command: Command) -> None:
+    assert bench(command, "--preview", "linear").status == 0
+    made = [row for row in kept() if row["searcher"] != "plain"]
+    assert made and all(row["preview"] == "linear" and list(row["held_out"]) == ["shapes"] for row in made)
+    again = bench(command, "--preview", "full")
+    assert again.status == 2 and "preview=linear and not full" in again.err
 
 
 EVIL = '<script src="http://evil.example/x.js"></script> | "quoted" & $x^2$'
