@@ -249,6 +249,34 @@ def profile(
     _do(work)
 
 
+@app.command()
+def serve(
+    verifier: str = typer.Argument(..., metavar="VERIFIER", help="What to serve (imgscale list verifiers)."),
+    host: str = typer.Option("127.0.0.1", metavar="NAME", help="Where to listen; 0.0.0.0 lets other machines ask."),
+    port: str = typer.Option("8765", metavar="N", help="Where to listen; 0 takes a free port."),
+    token: str | None = typer.Option(
+        None, metavar="VARIABLE", help="Environment variable with a token that clients must show."
+    ),
+    limit: str = typer.Option("256", metavar="MB", help="The largest request."),
+    device: str | None = _DEVICE,
+    quiet: bool = _QUIET,
+) -> None:
+    """Serve a verifier over HTTP, until Ctrl-C.
+
+    Searches elsewhere use it as --verifier "http(url=http://127.0.0.1:8765/)".
+    """
+    listen, most = checks.whole(port, "--port", 0, 65535), checks.whole(limit, "--limit", 1, 2**20)
+
+    def work() -> int:
+        from imgscale.app import serve
+
+        return serve.serve(
+            verifier, host=host, port=listen or 0, device=device, token=token, limit=most or 1, quiet=quiet
+        )
+
+    _do(work)
+
+
 @app.command("list")
 def list_(
     kind: str | None = typer.Argument(

@@ -48,7 +48,7 @@ def test_sharpness_is_the_variance_of_the_laplacian() -> None:
 def test_tenengrad_is_the_mean_squared_sobel_gradient() -> None:
     images = pictures(3, 17, 30)
     expected = [
-        sum(ndimage.correlate(luma, kernel, mode="nearest") ** 2 for kernel in (EDGES, EDGES.T)).mean()
+        np.mean(sum(ndimage.correlate(luma, kernel, mode="nearest") ** 2 for kernel in (EDGES, EDGES.T)))
         for luma in lumas(images)
     ]
     assert Sharpness(measure="tenengrad")(images, [""] * 3).tolist() == pytest.approx(expected, rel=1e-5)
