@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import imgscale
-from imgscale import previews
+from imgscale import png, previews
+from imgscale.app import main, rerun
 from imgscale.denoiser import Denoiser
 from imgscale.errors import UserError
 from imgscale.models import ModelSettings, bundled
@@ -275,3 +276,41 @@ def test_results_and_records_say_which_decoder() -> None:
     assert output.settings["preview"] == "tiny" and output.settings["preview_decoder"].startswith("AutoencoderTiny ")
     full = scaler(prompt, preview="full", budget=STEPS * 6, plain=False, progress=False)
     assert set(full.scores) == {"clip"} and full.settings["preview_decoder"] is None
+
+
+# ------------------------------------------------------------------------------------------------ the command line
+
+
+def ended(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main.main(arguments)
+    return int(end.value.code or 0)
+
+
+@pytest.mark.weights
+def test_a_picture_knows_its_previews_and_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prompt = "two red circles and a blue square"
+    options = ("-m", "shapes-turbo", "-b", "24", "--no-plain", "--preview", "linear", "--verifier-timeout", "60")
+    assert ended("generate", prompt, *options, "--json") == 0
+    values = json.loads(capfd.readouterr().out)
+    assert {"clip", "clip (preview)"} <= values["scores"].keys()
+    picture = values["images"][0]
+    record = png.read(Path(picture))
+    assert (record.preview, record.verifier_timeout) == ("linear", 60.0)
+    assert record.preview_decoder is not None and record.preview_decoder.startswith("Linear ")
+    assert ended("rerun", picture) == 0
+    assert "Identical" in capfd.readouterr().out
+
+
+def test_a_picture_may_not_say_where_a_decoder_lies() -> None:
+    record = png.Record.model_construct(model="shapes-turbo", verifier="clip", preview="somebody/decoder")
+    with pytest.raises(UserError, match="'somebody/decoder', and settings in a picture may not say what to load"):
+        rerun.job_of(record)
+
+
+def test_a_bad_time_limit_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    assert ended("generate", "a red circle", "--verifier-timeout", "0") == 2
+    assert "--verifier-timeout" in capfd.readouterr().err
