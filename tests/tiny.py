@@ -30,7 +30,7 @@ class Tiny:
             end goes into the stack.
         weights: Whether it has any.
         cut: Whether it reads only so much of a prompt, and warns once.
-        any_prompt: Whether it reads any prompt, or refuses those outside of its world.
+        any_prompt: Whether it reads any prompt, or may refuse those that ask for nothing it knows.
         prompts: For the images, which get them in turn.
         pictures: Different images ``(n, 3, h, w)`` that it tells apart.
     """
@@ -90,6 +90,79 @@ def _clip(folder: Path, stack: ExitStack) -> dict[str, Any]:
     return {"model": str(folder)}
 
 
+def _aesthetic(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    open_clip(folder)
+    torch.save({"weight": torch.randn(1, 24), "bias": torch.randn(1)}, folder / "head.pth")
+    return {"head": str(folder / "head.pth"), "backbone": str(folder)}
+
+
+def _hps(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    import open_clip
+
+    text = {**TEXT, "context_length": 12, "vocab_size": 49408}
+    settings = {"embed_dim": 24, "vision_cfg": VISION, "text_cfg": text}
+    (folder / "tiny-hps.json").write_text(json.dumps(settings))
+    open_clip.add_model_config(folder / "tiny-hps.json")
+    torch.save({"state_dict": open_clip.CLIP(**settings).state_dict()}, folder / "hps.pt")
+    return {"model": str(folder / "hps.pt"), "architecture": "tiny-hps"}
+
+
+# ------------------------------------------------------------------------------------------------------- transformers
+
+
+def _pickscore(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    from transformers import CLIPConfig, CLIPModel
+
+    from imgscale.assets.shapes.text import END, write_tokenizer
+
+    write_tokenizer(folder)
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    wide = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    end = vocabulary[END]
+    text = {
+        **wide,
+        "vocab_size": len(vocabulary),
+        "max_position_embeddings": 12,
+        "eos_token_id": end,
+        "bos_token_id": 0,
+    }
+    vision = {**wide, "image_size": 32, "patch_size": 8}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=24))
+    randomise(model)
+    model.save_pretrained(folder)
+    size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(size))
+    return {"model": str(folder)}
+
+
+def _imagereward(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    from tests.test_imagereward import WORDS, Reference
+
+    words = list(dict.fromkeys(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 512}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    torch.save(Reference(len(words) + 2).state_dict(), folder / "ImageReward.pt")
+    return {"model": str(folder / "ImageReward.pt"), "tokenizer": str(folder)}
+
+
+def _count(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    from transformers import CLIPTokenizer, Owlv2Config, Owlv2ForObjectDetection, Owlv2ImageProcessor, Owlv2Processor
+
+    from imgscale.assets.shapes.text import write_tokenizer
+
+    write_tokenizer(folder)
+    tokenizer = CLIPTokenizer.from_pretrained(folder, model_max_length=16)
+    wide = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**wide, "vocab_size": len(tokenizer), "max_position_embeddings": 16, "pad_token_id": tokenizer.pad_token_id}
+    vision = {**wide, "image_size": 48, "patch_size": 8}
+    model = Owlv2ForObjectDetection(Owlv2Config(text_config=text, vision_config=vision, projection_dim=32))
+    randomise(model)
+    model.save_pretrained(folder)
+    Owlv2Processor(Owlv2ImageProcessor(size={"height": 48, "width": 48}), tokenizer).save_pretrained(folder)
+    return {"model": str(folder), "threshold": 0.5}
+
+
 def _vqa(folder: Path, stack: ExitStack) -> dict[str, Any]:
     from tests.test_vqa import llava
 
@@ -119,10 +192,15 @@ def _http(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 
 VERIFIERS: dict[str, Tiny] = {
+    "aesthetic": Tiny(_aesthetic),
     "clip": Tiny(_clip, cut=True),
+    "count": Tiny(_count, any_prompt=False),
     "ensemble": Tiny(_ensemble, weights=False, prompts=PROMPTS[:1]),  # it compares the images of one prompt
+    "hps": Tiny(_hps, cut=True),
     "http": Tiny(_http, weights=False),
+    "imagereward": Tiny(_imagereward, cut=True),
     "jpeg": Tiny(weights=False),
+    "pickscore": Tiny(_pickscore, cut=True),
     "shapes": Tiny(weights=False, any_prompt=False, pictures=scenes),
     "sharpness": Tiny(weights=False),
     "vqa": Tiny(_vqa),
