@@ -1,8 +1,9 @@
 """What verifiers cost: time per image by batch, of the bundled ones and of the real architectures.
 
-On a machine that does other work, too, ``--clock cpu`` counts the processor's time instead of the wall's, which with one
-thread is the wall time of a free core. The bundled ones score 64-pixel scenes. The others score the same scenes at 512 pixels with random weights, which cost
-as much as trained ones; they are written to a temporary folder first, so that the loading code is the real one.
+On a machine that does other work, too, ``--clock cpu`` counts the processor's time instead of the wall's; with one
+thread it is the wall time of a free core. The bundled ones score 64-pixel scenes. The others score the same scenes at
+512 pixels with random weights, which cost as much as trained ones; they are written to a temporary folder first, so
+that the loading code is the real one.
 """
 
 from __future__ import annotations
@@ -58,17 +59,33 @@ def open_clip_weights(architecture: str) -> Callable[[Path], None]:
     return write
 
 
+def owlv2_weights(folder: Path) -> None:
+    """Writes OWLv2 of the size of google/owlv2-base-patch16-ensemble, with a small vocabulary."""
+    from transformers import CLIPTokenizer, Owlv2Config, Owlv2ForObjectDetection, Owlv2ImageProcessor, Owlv2Processor
+
+    from imgscale.assets.shapes.text import write_tokenizer
+
+    write_tokenizer(folder)
+    tokenizer = CLIPTokenizer.from_pretrained(folder, model_max_length=16)
+    text = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    config = Owlv2Config(text_config=text, vision_config={"image_size": 960, "patch_size": 16})
+    Owlv2ForObjectDetection(config).save_pretrained(folder)
+    Owlv2Processor(Owlv2ImageProcessor(), tokenizer).save_pretrained(folder)
+
+
 CASES = (
     Case("shapes", "shapes"),
     Case("sharpness", "sharpness"),
     Case("jpeg", "jpeg"),
     Case("clip, the bundled one", "clip"),
+    Case("aesthetic, the bundled one", "aesthetic"),
     Case("sharpness at 512", "sharpness", 512),
     Case("jpeg at 512", "jpeg", 512),
     *(
         Case(f"clip {name}", "clip(model={folder})", 512, open_clip_weights(name))
         for name in ("ViT-B-32", "ViT-L-14", "ViT-H-14")
     ),
+    Case("count OWLv2 base", "count(model={folder})", 512, owlv2_weights),
 )
 
 
