@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from imgscale.errors import UserError
@@ -177,3 +178,57 @@ def why_not(what: str, source: str, error: BaseException) -> str:
     if isinstance(error, ImportError):
         return f"The {what} {source!r} needs a package that is missing: {reason[:300]}"
     return f"The {what} {source!r} can't be loaded ({reason[:300]}); check its name, its files and the network."
+
+
+def fetch_file(what: str, source: str, revision: str | None = None) -> tuple[Path, str | None]:
+    """One weights file, and its revision on the hub: nothing is loaded.
+
+    Args:
+        what: What it should be, for messages: "HPS model".
+        source: A file; a folder that holds a single weights file; or "owner/name/file" of the hub.
+        revision: A branch, tag or commit of the hub.
+
+    Raises:
+        UserError: There is no such file, or it can't be fetched; the message says what to do.
+    """
+    from huggingface_hub import hf_hub_download
+
+    path = Path(source).expanduser()
+    if path.exists() and revision is not None:
+        raise UserError(f"The {what} {source!r} is on this machine and has no revisions; leave out {revision!r}.")
+    if path.is_file():
+        return path, None
+    if path.is_dir():
+        files = weights_in(path)
+        if len(files) != 1:
+            held = ", ".join(f.name for f in files) or "none"
+            raise UserError(
+                f"The folder {source!r} should hold one weights file of the {what} ({held}); give the file."
+            )
+        return files[0], None
+    owner, _, rest = source.partition("/")
+    name, _, file = rest.partition("/")
+    if not (owner and name and file) or source.startswith((".", "~")):
+        raise UserError(f"There is no {what} {source!r}; give a file, a folder, or owner/name/file of the hub.")
+    try:
+        found = Path(hf_hub_download(f"{owner}/{name}", file, revision=revision))
+    except Exception as error:  # the hub's client raises a dozen kinds
+        raise UserError(why_not(what, source, error)) from error
+    return found, found.parents[file.count("/")].name
+
+
+def read_state(what: str, source: str, file: Path) -> dict[str, Tensor]:
+    """The tensors of a weights file by name, on the CPU; those of its "state_dict" where it has one.
+
+    Raises:
+        UserError: It can't be read as tensors; pickled code isn't run.
+    """
+    try:
+        with plain_tensors():
+            if file.suffix == ".safetensors":
+                return load_file(file)
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            state = state.get("state_dict", state)
+            return {k: v for k, v in state.items() if isinstance(v, Tensor)}
+    except Exception as error:  # safetensors, pickle, zip files and the disk each raise their own
+        raise UserError(why_not(what, source, error)) from error
