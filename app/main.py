@@ -77,6 +77,12 @@ def generate(
     journal: Path | None = typer.Option(
         None, metavar="FOLDER", help="Keep the search there as it goes on; the same command resumes it."
     ),
+    preview: str | None = typer.Option(
+        None, metavar="NAME", help="What decodes previews: full, tiny, linear, a folder or hub id; the model's default."
+    ),
+    verifier_timeout: str | None = typer.Option(
+        None, metavar="S", help="Longest time of one call of a verifier; no limit."
+    ),
     no_plain: bool = typer.Option(
         False, "--no-plain", metavar=_FLAG, help="Don't make the plain image to compare with."
     ),
@@ -112,6 +118,8 @@ def generate(
         dtype=checks.dtype(dtype),
         plain=not no_plain,
         journal=journal,
+        preview=preview,
+        verifier_timeout=checks.positive(verifier_timeout, "--verifier-timeout"),
     )
 
     def work() -> int:
@@ -139,6 +147,7 @@ def rerun(
         metavar="NAME",
         help="Needed if the picture's verifier has options, for the same reason.",
     ),
+    preview: str | None = typer.Option(None, metavar="NAME", help="Needed if the picture's previews came from a file."),
     device: str | None = _DEVICE,
     out: Path | None = typer.Option(None, "--out", "-o", metavar="FOLDER", help="Where it goes; beside the picture."),
     as_json: bool = _JSON,
@@ -153,7 +162,14 @@ def rerun(
         from imgscale.app import rerun
 
         return rerun.rerun(
-            picture, model=model, verifier=verifier, device=device, out=out, as_json=as_json, quiet=quiet
+            picture,
+            model=model,
+            verifier=verifier,
+            preview=preview,
+            device=device,
+            out=out,
+            as_json=as_json,
+            quiet=quiet,
         )
 
     _do(work)

@@ -1,6 +1,6 @@
 """Trains `shapes-tiny`: a tiny autoencoder (`AutoencoderTiny`) whose decoder draws previews of the shapes models.
 
-    python -m imgscale.assets.shapes.train_tiny [--device cuda] [--steps 3000]
+    python -m imgscale.assets.shapes.train_tiny [--device cuda] [--steps 2000]
 
 It learns what the VAE's own decoder makes of latents: of clean ones, and of the estimates of x0 that `shapes-flow` has
 on the way, since previews are mostly of these. Its encoder, which nothing here needs, learns the latents beside it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import torch
 from diffusers import AutoencoderTiny, StableDiffusion3Pipeline
@@ -66,7 +67,7 @@ def previews(pipe: StableDiffusion3Pipeline, x0: Tensor, captions: list[str], se
 
 def main() -> None:
     args = arguments(
-        __doc__, steps=3000, batch=16, lr=2e-3, warmup=100, pool=60000, seen=4000, log_every=100, save_every=250
+        __doc__, steps=2000, batch=16, lr=2e-3, warmup=100, pool=60000, seen=4000, log_every=100, save_every=250
     )
     pipe = StableDiffusion3Pipeline.from_pretrained(HERE / "shapes-flow", dtype=torch.float32).to(args.device)
     teacher = pipe.vae.to(memory_format=torch.channels_last).requires_grad_(False)
@@ -105,7 +106,7 @@ def main() -> None:
 
 @torch.no_grad()
 def evaluate(
-    tiny: AutoencoderTiny, vae: nn.Module, pipe: StableDiffusion3Pipeline, scale: float, mean: float, device: str
+    tiny: AutoencoderTiny, vae: Any, pipe: StableDiffusion3Pipeline, scale: float, mean: float, device: str
 ) -> dict[str, float]:
     """PSNR against the VAE's own decoder on fresh latents and previews, and how long both take an image."""
     fresh = latents(vae, 2000, 7, device)
@@ -118,14 +119,11 @@ def evaluate(
         ]
         found[f"psnr_{name}_db"] = round(float(-10 * (torch.cat(parts) / 2).square().mean().log10()), 2)
     batch = (x[:32] + mean).to(device)
-    for name, work in {
-        "tiny": lambda: tiny.decode(batch, return_dict=False),
-        "vae": lambda: vae.decode(batch / scale, return_dict=False),
-    }.items():
+    for name, decoder, x in (("tiny", tiny, batch), ("vae", vae, batch / scale)):
         times = []
         for _ in range(8):
             began = time.perf_counter()
-            work()
+            decoder.decode(x, return_dict=False)
             times.append(time.perf_counter() - began)
         found[f"ms_{name}"] = round(1000 * min(times) / len(batch), 2)
     return found
