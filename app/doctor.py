@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from typing import Any, Literal
@@ -134,7 +134,12 @@ def _verifiers() -> Iterator[Finding]:
             detail = f"give {entry.name}({', '.join(lacks)})"
             yield Finding("verifier", entry.name, False, detail, "option")
         else:
-            yield _tried("verifier", entry.name, partial(score, entry.name))
+            found = _tried("verifier", entry.name, partial(score, entry.name))
+            if found.needs == "weights":  # the hub's client would say so in a paragraph
+                model = entry.options().get("model")
+                whose = f" of {model.default}" if model else ""
+                found = replace(found, detail=f"the weights{whose} aren't here; they are fetched on first use")
+            yield found
 
 
 def _tried(kind: str, name: str, trial: Callable[[], str]) -> Finding:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from imgscale import verification
 from imgscale.rewards import Verifier
+from imgscale.verifiers._network import Network
 
 PROMPT = "two red circles above a blue square"
 
@@ -141,11 +141,11 @@ def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _size(verifier: Any) -> str:
-    network = getattr(verifier, "network", None)
-    if network is None:
-        return "none"
-    return f"{sum(p.numel() for p in network.module.parameters()) / 1e6:.1f} M"
+def _size(verifier: Verifier) -> str:
+    """Parameters of its networks, and of those of the verifiers within it."""
+    found = [getattr(part, "network", part) for part in vars(verifier).values()]
+    numbers = [p.numel() for part in found if isinstance(part, Network) for p in part.module.parameters()]
+    return f"{sum(numbers) / 1e6:.1f} M" if numbers else "none"
 
 
 def _scenes(n: int, pixels: int) -> Tensor:

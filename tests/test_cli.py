@@ -782,7 +782,11 @@ def test_doctor_tells_what_a_verifier_waits_for_from_what_is_broken(
     }
     assert found["required"]["detail"] == "give required(url=…)" and "no-such-package" in found["packaged"]["detail"]
     shown = command("doctor").out
-    for words in ("chosen +needs option +chosen needs a model", "elsewhere +needs weights", "damaged +no +Its weights"):
+    for words in (
+        "chosen +needs option +chosen needs a model",
+        "elsewhere +needs weights +the weights aren't here",
+        "damaged +no +Its weights",
+    ):
         assert re.search(words, shown)
 
 
@@ -832,7 +836,7 @@ def test_help_answers_at_once() -> None:
 
 def test_help_names_every_command_and_option(command: Command) -> None:
     overview = command("--help").out
-    commands = ["generate", "rerun", "score", "bench", "profile", "list", "doctor", "cite"]
+    commands = ["generate", "rerun", "score", "bench", "profile", "serve", "list", "doctor", "cite"]
     assert re.findall(r"^  (\w+)  +\S", overview, re.MULTILINE) == commands
     assert "..." not in overview.partition("Commands:")[2]
     for option in ("--set", "--seconds", "--no-plain", "--quiet", "--negative", "--json", "--dtype"):
