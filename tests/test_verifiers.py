@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import shutil
@@ -336,6 +337,9 @@ def test_the_pages_examples_name_what_there_is() -> None:
     commands = re.findall(r"""(?:--verifier|-v|--report|serve) ("[^"]+"|\S+)""", PAGE)
     specs = [spec for text in commands for spec in registry.split(text.strip('"'))]
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom):
+                assert all(hasattr(importlib.import_module(str(node.module)), a.name) for a in node.names), block
         texts = [node.value for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Constant)]
         starts = tuple(f"{name}{after}" for name in NAMES for after in "(+")
         specs += [text for text in texts if isinstance(text, str) and (text in NAMES or text.startswith(starts))]
