@@ -223,7 +223,7 @@ def overlap(a: list[float], b: list[float]) -> float:
         return max(0.0, x1 - x0) * max(0.0, y1 - y0)
 
     both = area(max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3]))
-    return both / (area(*a) + area(*b) - both)  # type: ignore[call-arg]
+    return both / (area(*a) + area(*b) - both)
 
 
 def found(name: str, folder: Path, image: Tensor, classes: list[str]) -> list[tuple[int, float, list[float]]]:

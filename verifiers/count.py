@@ -88,8 +88,8 @@ class Count:
         asked = [self._counts(prompt) for prompt in prompts]
         scores = torch.zeros(len(images), device=images.device)
         groups: dict[tuple[str, ...], list[int]] = {}
-        for i, wanted in enumerate(asked):
-            groups.setdefault(tuple(wanted), []).append(i)
+        for i, each in enumerate(asked):
+            groups.setdefault(tuple(each), []).append(i)
         for classes, rows in groups.items():
             wanted = torch.tensor([[asked[i][name] for name in classes] for i in rows], dtype=torch.float32)
             errors = self.counts(images[rows], classes).cpu().float() - wanted
@@ -173,7 +173,7 @@ class Count:
 
 def _apart(boxes: Tensor, confidence: Tensor, label: Tensor, iou: float) -> Tensor:
     """The places of boxes that no more confident one of the same label overlaps."""
-    from torchvision.ops import batched_nms
+    from torchvision.ops import batched_nms  # type: ignore[import-untyped]
 
     kept: Tensor = batched_nms(boxes, confidence, label, iou)
     return kept
