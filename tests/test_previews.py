@@ -19,6 +19,7 @@ from imgscale import png, previews
 from imgscale.app import main, rerun
 from imgscale.denoiser import Denoiser
 from imgscale.errors import UserError
+from imgscale.kernels import ODE
 from imgscale.models import ModelSettings, bundled
 from tests import zoo
 from tests.doubles import STEPS, Reward, Watched, near_one, new, run
@@ -255,15 +256,17 @@ def test_a_pipeline_without_a_vae(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_bundled_tiny_autoencoder_draws_what_the_vae_draws(name: str) -> None:
     scaler = imgscale.load(name)
     assert scaler.settings.tiny == "shapes-tiny"
-    denoiser = scaler.engine.denoiser
+    denoiser, ode = scaler.engine.denoiser, ODE()
     cond = denoiser.encode("two red circles and a blue square", guidance_scale=scaler.settings.guidance_scale)
-    grid = denoiser.grid(10, cond)
+    grid = denoiser.grid(scaler.settings.steps or 10, cond).tolist()
     x = denoiser.prior(torch.arange(4), cond)
-    recorded = json.loads((bundled()[name].parent / "shapes-tiny" / "evaluation.json").read_text())
-    for t in grid[:2]:
-        x0 = denoiser.predict(x, float(t), cond)
+    decibels = []
+    for t, t_next in zip(grid[:-1], grid[1:], strict=True):
+        x0 = denoiser.predict(x, t, cond)
         off = denoiser.decode(x0, cond) - denoiser.decode(x0, cond, scaler.preview("tiny"))
-        assert -10 * math.log10(float(off.square().mean())) > min(recorded["psnr_previews_db"] - 4, 26)
+        decibels.append(-10 * math.log10(float(off.square().mean())))
+        x = ode(denoiser.path, t, t_next, x, x0)
+    assert min(decibels[1:]) > 25 and decibels[-1] > 30  # guidance overdoes the first, which nobody can read yet
 
 
 @pytest.mark.weights

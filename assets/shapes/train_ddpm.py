@@ -1,6 +1,6 @@
 """Trains `shapes-ddpm`: a small Stable Diffusion 1 (UNet with cross-attention, cosine noise schedule, v prediction).
 
-    python -m imgscale.assets.shapes.train_ddpm [--device cuda] [--steps 800]
+    python -m imgscale.assets.shapes.train_ddpm [--device cuda] [--steps 2550]
 
 What it learns from isn't the noise that was drawn but what `shapes-flow` makes of the same noisy latents: at equal
 log-SNR, both models see the same thing, and a trained model's estimate has the expectation of the drawn one without
@@ -32,6 +32,7 @@ SETTINGS = {
     "steps": 12,
     "guidance_scale": 3.0,
     "clip": "shapes-clip",
+    "tiny": "shapes-tiny",
     "summary": "UNet of Stable Diffusion 1's kind (DDPM, 6 M parameters) of the shapes world, 64x64",
 }
 
@@ -122,7 +123,7 @@ def scheduler() -> DDIMScheduler:
 def main() -> None:
     args = arguments(
         __doc__,
-        steps=800,
+        steps=2550,
         batch=32,
         lr=1e-3,
         warmup=100,

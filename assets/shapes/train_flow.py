@@ -51,6 +51,7 @@ SETTINGS = {
     "steps": 10,
     "guidance_scale": 3.0,
     "clip": "shapes-clip",
+    "tiny": "shapes-tiny",
     "defaults": {"max_sequence_length": 1},  # of the empty T5 tokens: as good as 256, and four times faster
     "summary": "flow model with guidance (Stable Diffusion 3 architecture, 8 M parameters) of the shapes world, 64x64",
 }

@@ -98,6 +98,9 @@ def main() -> None:
     def finish() -> None:
         measured = evaluate(model.vae.eval(), teacher, pipe, scale, mean, args.device)
         model.vae.half().cpu().save_pretrained(HERE / NAME, safe_serialization=True)
+        config = json.loads((HERE / NAME / "config.json").read_text())
+        del config["block_out_channels"]  # which diffusers writes, and warns of when it reads it
+        (HERE / NAME / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (HERE / NAME / "evaluation.json").write_text(json.dumps(measured, indent=1) + "\n")
         print(json.dumps(measured))
 

@@ -27,6 +27,7 @@ SETTINGS = {
     "distilled": True,
     "path": "own",  # it has seen no times but those of its grid
     "clip": "shapes-clip",
+    "tiny": "shapes-tiny",
     "defaults": {"max_sequence_length": 1},
     "summary": "shapes-flow distilled to 4 steps without guidance (8 M parameters), 64x64",
 }
