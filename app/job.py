@@ -50,12 +50,14 @@ class Job:
         Raises:
             UserError: A name that doesn't exist, an option that doesn't fit, a prompt that can't be judged.
         """
-        from imgscale import models, registry
+        from imgscale import models, previews, registry
 
         checks.prompt(self.prompt)
         if self.negative is not None:
             checks.prompt(self.negative, "negative prompt")
         models.locate(self.model)
+        if self.preview is not None:
+            previews.check(self.preview)
         searcher, guide = registry.compose(self.searcher, self.guide)
         registry.searcher.resolve(searcher, self.options)
         if guide is not None:

@@ -150,7 +150,7 @@ def locate(name: str) -> Path | None:
     known = bundled()
     folder = known.get(name) or Path(name).expanduser()
     if not folder.is_dir():
-        if not _may_be_hub_id(name):
+        if not may_be_hub_id(name):
             raise UnknownName("model", name, known, "A folder or a hub id (owner/name) will do, too.")
         return None
     if not (folder / "model_index.json").exists():
@@ -176,7 +176,8 @@ def place(device: str | torch.device | None = None) -> torch.device:
     return device
 
 
-def _may_be_hub_id(name: str) -> bool:
+def may_be_hub_id(name: str) -> bool:
+    """Whether a name has the form owner/name, and isn't a path."""
     owner, slash, rest = name.partition("/")
     return bool(owner and slash and rest) and not name.startswith((".", "/", "~")) and "/" not in rest
 

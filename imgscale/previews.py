@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from imgscale.errors import UserError
+from imgscale.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
     from imgscale.denoiser import Denoiser
@@ -29,6 +29,7 @@ TINY = {
     (16, 1.5305): "madebyollin/taesd3",
     (16, 0.3611): "madebyollin/taef1",
 }
+NAMES = ("full", "linear", "tiny")
 SAMPLES, SIDE = 24, 256  # images that the linear map is fitted to, and their side in pixels
 
 _fitted: weakref.WeakKeyDictionary[Any, Linear] = weakref.WeakKeyDictionary()
@@ -117,23 +118,43 @@ def _made_for(vae: Any) -> str:
     )
 
 
-def _tiny(source: str, vae: Any, device: torch.device) -> Any:
+def check(preview: str) -> str:
+    """Where the decoder of a name is loaded from, or the name itself for "full", "tiny" and "linear". Loads nothing.
+
+    Raises:
+        UserError: It can be none.
+    """
+    from imgscale.models import bundled_folder, may_be_hub_id
+
+    bundled = bundled_folder() / preview
+    if preview in NAMES or may_be_hub_id(preview):
+        return preview
+    if "/" not in preview and (bundled / "config.json").is_file():
+        return str(bundled)
+    folder = Path(preview).expanduser()
+    if not folder.is_dir():
+        raise UnknownName(
+            "preview", preview, NAMES, "A folder or a hub id (owner/name) of an AutoencoderTiny will do, too."
+        )
+    if not (folder / "config.json").is_file():
+        raise UserError(f"The folder {preview!r} holds no config.json, so it is no AutoencoderTiny; give one.")
+    return str(folder)
+
+
+def _tiny(name: str, vae: Any, device: torch.device) -> Any:
     from diffusers import AutoencoderTiny
 
-    from imgscale.models import bundled_folder
-
-    bundled = bundled_folder() / source
     try:
-        made = AutoencoderTiny.from_pretrained(
-            str(bundled if (bundled / "config.json").is_file() else source), torch_dtype=vae.dtype, use_safetensors=True
-        )
+        made = AutoencoderTiny.from_pretrained(check(name), torch_dtype=vae.dtype, use_safetensors=True)
+    except UserError:
+        raise
     except Exception as error:  # diffusers, the hub and safetensors raise a dozen kinds
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"The preview decoder {source!r} can't be loaded ({reason}); give full, tiny, linear, or a folder or hub id"
+            f"The preview decoder {name!r} can't be loaded ({reason}); give full, tiny, linear, or a folder or hub id"
             " of an AutoencoderTiny."
         ) from error
-    return _fitting(made.to(device).eval().requires_grad_(False), vae, source)
+    return _fitting(made.to(device).eval().requires_grad_(False), vae, name)
 
 
 def _fitting(decoder: Any, vae: Any, name: str) -> Any:

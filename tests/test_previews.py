@@ -233,7 +233,12 @@ def test_one_from_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("preview", "message"),
-    [("tinny", "'tinny' can't be loaded"), (7, "can't be 7; give full, tiny, linear"), ("no/where", "can't be loaded")],
+    [
+        ("tinny", "Unknown preview 'tinny'; choose one of: full, linear, tiny. Did you mean 'tiny'?"),
+        (7, "can't be 7; give full, tiny, linear"),
+        ("no/where", "'no/where' can't be loaded"),
+        (".", "holds no config.json"),
+    ],
 )
 def test_what_is_no_preview(preview: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
