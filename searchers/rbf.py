@@ -17,6 +17,7 @@ from imgscale.searchers._plan import Plan, make_plan
 from imgscale.searchers._population import at_least_one
 from imgscale.searchers.best_of_n import best_of_n
 
+FEW = 5  # samples' worth of evaluations, below which whole images tell more than draws that are judged ahead
 BATCH = 32  # starts or draws of all chains in one request: enough to fill a batch, few enough to heed a deadline
 
 
@@ -45,7 +46,8 @@ def rbf(
     stochastic steps, and solves the rest by the model's ODE. What is left afterwards buys more chains.
 
     On a model whose x0 is blurred early, draws are judged further on: each is solved to the place where previews tell,
-    and since all are judged there, a draw of a later transition only counts if it beats the best of the earlier ones.
+    and since all are judged there, a draw of a later transition only counts if it beats the best of the earlier ones. A
+    budget of fewer than five samples is best-of-n's there, unless ``chain_nfe`` is given.
 
     Args:
         problem: What to solve.
@@ -81,6 +83,8 @@ def rbf(
     at_least_one("rbf", chain_nfe=chain_nfe, starts=starts, keep=keep, images=images, draws=draws)
     plan = make_plan(problem, "rbf", skip=skip, explore=explore, look=look, path=path, steps=steps, kernel=kernel)
     ahead = not plan.judges_starts
+    if ahead and chain_nfe is None and problem.left < FEW * problem.sample_nfe:
+        return (yield from best_of_n(problem, rng))
     chain_nfe = chain_nfe or (100 if ahead else 50)
     starts = starts or (3 if ahead else max(1, chain_nfe // 2) if problem.distilled else 1)
     keep = keep or (2 if ahead else 1)

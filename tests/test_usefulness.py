@@ -17,7 +17,7 @@ from imgscale import usefulness
 from imgscale.engine import Engine
 from imgscale.errors import UserError
 from imgscale.usefulness import Usefulness
-from tests.doubles import Reward, Watched, as_denoiser, latents
+from tests.doubles import STEPS, Reward, Watched, as_denoiser, latents, new, run
 
 STEPS = 6
 
@@ -148,3 +148,18 @@ def test_a_damaged_file_is_refused_in_one_sentence(text: str, tmp_path: Path) ->
     with pytest.raises(UserError, match="usefulness.json") as caught:
         usefulness.known(tmp_path, "model")
     assert "\n" not in str(caught.value)
+
+
+def test_a_budget_of_few_samples_is_best_of_n() -> None:
+    """At 2.5 samples of shapes-flow, draws judged ahead solved 38% of 40 prompts and best-of-n 65%."""
+
+    def found(name: str, budget: int, **options: int) -> tuple[float, int]:
+        world = Watched()
+        search = run(world, new(world, name, budget=budget, **options))
+        assert search.best is not None
+        return search.best.score, search.meter.ledger.verifier_calls
+
+    few = 5 * STEPS
+    assert found("rbf", few - 1) == found("best-of-n", few - 1)
+    assert found("rbf", few) != found("best-of-n", few)
+    assert found("rbf", few - 1, chain_nfe=few) != found("best-of-n", few - 1)
