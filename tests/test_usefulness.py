@@ -17,7 +17,8 @@ from imgscale import usefulness
 from imgscale.engine import Engine
 from imgscale.errors import UserError
 from imgscale.usefulness import Usefulness
-from tests.doubles import STEPS, Reward, Watched, as_denoiser, latents, new, run
+from tests.doubles import STEPS as SAMPLE
+from tests.doubles import Reward, Watched, as_denoiser, latents, new, run
 
 STEPS = 6
 
@@ -159,7 +160,7 @@ def test_a_budget_of_few_samples_is_best_of_n() -> None:
         assert search.best is not None
         return search.best.score, search.meter.ledger.verifier_calls
 
-    few = 5 * STEPS
+    few = 5 * SAMPLE
     assert found("rbf", few - 1) == found("best-of-n", few - 1)
     assert found("rbf", few) != found("best-of-n", few)
     assert found("rbf", few - 1, chain_nfe=few) != found("best-of-n", few - 1)
