@@ -1,0 +1,143 @@
+"""A LinUCB's knowledge as one file: numpy arrays and a head in JSON, no pickle, whole or not there at all."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imgscale import files
+from imgscale.bandit.actions import Pool
+from imgscale.bandit.features import Schema
+from imgscale.bandit.linear import LinUCB, Thompson
+from imgscale.errors import UserError
+
+FORMAT = 1
+
+_KINDS: dict[str, type[LinUCB]] = {kind.name: kind for kind in (LinUCB, Thompson)}
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+def save(policy: LinUCB, path: Path, verifier: Mapping[str, Any]) -> None:
+    """Writes what a policy has learned.
+
+    The mode isn't part of it: quality is the same in all of them (a joint policy's file says that it is joint).
+
+    Args:
+        policy: LinUCB or Thompson.
+        path: The file.
+        verifier: The identity of the verifier whose scores were the rewards (its ``identity()``).
+
+    Raises:
+        OSError: It can't be written; an older file is then as it was.
+    """
+    policy.model.refresh()  # so that the saved policy and this one go on alike to the last bit
+    head = {
+        "format": FORMAT,
+        "kind": policy.name,
+        "schema": policy.pool.schema.to_dict(),
+        "schema hash": policy.pool.schema.hash,
+        "verifier": dict(verifier),
+        "alpha": policy.alpha,
+        "ridge": policy.model.ridge,
+        "discount": policy.model.forget,
+        "epsilon": policy.epsilon,
+        "joint": policy.joint,
+        "learned": policy.learned,
+        "refused": policy.refused,
+        "rng": policy.rng.bit_generator.state,
+    }
+    data = io.BytesIO()
+    text = np.frombuffer(json.dumps(head).encode(), np.uint8)
+    np.savez_compressed(data, head=text, A=policy.model.gram, b=policy.model.moment)
+    files.write(path, data.getvalue())
+
+
+def schema(path: Path) -> Schema:
+    """The schema of a saved policy, to build the pool with that it goes on in.
+
+    Raises:
+        UserError: There is no such file, or it isn't what `save` writes.
+    """
+    return Schema.from_dict(_read(path)[0]["schema"])
+
+
+def load(path: Path, pool: Pool, verifier: Mapping[str, Any], **options: Any) -> LinUCB:
+    """The policy in a file, to go on with.
+
+    Args:
+        path: The file.
+        pool: The actions, in the file's schema; they needn't be those it was learned on.
+        verifier: The identity of the verifier that will judge.
+        options: Of `Policy`, such as mode; they replace the file's.
+
+    Raises:
+        UserError: There is no such file; it is damaged, of another format, of another schema or another verifier.
+    """
+    head, arrays = _read(path)
+    if head["schema hash"] != pool.schema.hash:
+        raise UserError(
+            f"The policy in {path} was learned with other features; build the pool with its schema"
+            " (persistence.schema), or begin a new policy."
+        )
+    if _canonical(head["verifier"]) != _canonical(verifier):
+        old, new = (identity.get("name", identity) for identity in (head["verifier"], verifier))
+        which = f"{old!r}, not by {new!r}" if old != new else f"{old!r} with other weights or settings"
+        raise UserError(f"The policy in {path} was rewarded by {which}; take that verifier, or begin a new policy.")
+    try:
+        kept = {name: head[name] for name in ("alpha", "ridge", "discount", "epsilon", "joint")}
+        policy = _KINDS[head["kind"]](pool, **{**kept, **options})
+        _restore(policy, head, arrays)
+    except (*_DAMAGE, np.linalg.LinAlgError) as error:
+        raise UserError(_damaged(path, error)) from error
+    return policy
+
+
+def _restore(policy: LinUCB, head: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    model, gram, moment = policy.model, arrays["A"], arrays["b"]
+    fits = gram.shape == model.gram.shape and moment.shape == model.moment.shape
+    if not fits or gram.dtype != np.float64 or moment.dtype != np.float64:
+        raise ValueError(f"statistics of shapes {gram.shape} and {moment.shape}")
+    if not (np.isfinite(gram).all() and np.isfinite(moment).all() and np.allclose(gram, gram.T)):
+        raise ValueError("statistics that aren't finite and symmetric")
+    model.gram, model.moment = np.ascontiguousarray(gram), moment
+    model.refresh()
+    policy.learned, policy.refused = int(head["learned"]), int(head["refused"])
+    policy.rng.bit_generator.state = head["rng"]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The head and the arrays, with the format and the schema's hash checked."""
+    if not path.is_file():
+        raise UserError(f"There is no policy file {path}; name one that was saved, or begin a new policy.")
+    try:
+        # From memory: numpy leaves a file open when it finds it damaged.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in ("head", "A", "b")}
+        head = json.loads(arrays.pop("head").tobytes())
+        version = head["format"]
+        whole = version != FORMAT or Schema.from_dict(head["schema"]).hash == head["schema hash"]
+        complete = version != FORMAT or {"kind", "verifier", "rng", "learned"} <= head.keys()
+    except _DAMAGE as error:
+        raise UserError(_damaged(path, error)) from error
+    if version != FORMAT:
+        raise UserError(
+            f"The policy in {path} has format {version!r}, and this imgscale reads {FORMAT}; begin a new one."
+        )
+    if not whole or not complete:
+        raise UserError(_damaged(path, "its head doesn't fit together"))
+    return head, arrays
+
+
+def _canonical(identity: Mapping[str, Any]) -> str:
+    return json.dumps(dict(identity), sort_keys=True, default=str)
+
+
+def _damaged(path: Path, why: object) -> str:
+    return f"The policy file {path} is damaged or isn't one ({why}); delete it, or restore it from a copy."
