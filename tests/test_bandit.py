@@ -351,6 +351,7 @@ def tampered(path: Path, **changes: Any) -> bytes:
         ("rng", "damaged or isn't one"),
         ("alpha", "alpha can't be"),
         ("kind", "damaged or isn't one"),
+        ("verifier", "head doesn't fit together"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_sentence(case: str, message: str, tmp_path: Path) -> None:
@@ -374,6 +375,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(case: str, message: str, tmp_
         "rng": lambda: tampered(path, rng={"bit_generator": "PCG64"}),
         "alpha": lambda: tampered(path, alpha=-3),
         "kind": lambda: tampered(path, kind="mlp"),
+        "verifier": lambda: tampered(path, verifier=["clip"]),
     }
     files.write(path, contents[case]())
     with pytest.raises(UserError, match=message) as caught:

@@ -63,10 +63,13 @@ class Thompson(LinUCB):
     """Thompson sampling: the best action for a theta drawn from N(theta, alpha^2 A^-1) (Agrawal and Goyal 2013).
 
     For one prompt only the projection of theta onto [1, a] matters, and that is what is drawn. `DRAWS` of them vote,
-    and the choice follows the votes: so its propensity is known exactly, given the draws.
+    and the choice follows the votes: so its propensity is known exactly, given the draws. The options are LinUCB's.
     """
 
     name = "thompson"
+
+    def __init__(self, pool: Pool, *, alpha: float = 0.1, **options: Any) -> None:
+        super().__init__(pool, alpha=alpha, **options)
 
     def _shares(self, context: Context, allowed: Mask, value: Floats) -> Floats:
         mean, covariance, designs = self._belief(context)

@@ -123,7 +123,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         head = json.loads(arrays.pop("head").tobytes())
         version = head["format"]
         whole = version != FORMAT or Schema.from_dict(head["schema"]).hash == head["schema hash"]
-        complete = version != FORMAT or {"kind", "verifier", "rng", "learned"} <= head.keys()
+        complete = version != FORMAT or {"kind", "rng", "learned"} <= head.keys() and isinstance(head["verifier"], dict)
     except _DAMAGE as error:
         raise UserError(_damaged(path, error)) from error
     if version != FORMAT:
