@@ -65,6 +65,7 @@ def generate(
     ),
     budget: str = typer.Option("200", "--budget", "-b", metavar="NFE", help="Model evaluations, never exceeded."),
     seconds: str | None = typer.Option(None, metavar="S", help="Also a limit on the time of the search."),
+    eflops: str | None = typer.Option(None, metavar="E", help="Also a limit on eFLOPs, such as 2e12 (imgscale cost)."),
     seed: str = typer.Option("0", metavar="INT", help="Same seed, same image."),
     steps: str | None = typer.Option(None, metavar="INT", help="Steps of an ordinary sample; the model's default."),
     guidance: str | None = typer.Option(None, metavar="SCALE", help="Guidance scale; the model's default."),
@@ -98,7 +99,11 @@ def generate(
         "height": checks.whole(height, "--height", 1, 16384),
         "width": checks.whole(width, "--width", 1, 16384),
     }
-    limits = Budget(nfe=checks.whole(budget, "--budget", 1), seconds=checks.positive(seconds, "--seconds"))
+    limits = Budget(
+        nfe=checks.whole(budget, "--budget", 1),
+        seconds=checks.positive(seconds, "--seconds"),
+        eflops=checks.positive(eflops, "--eflops"),
+    )
     job = Job(
         prompt=checks.prompt(prompt),
         negative=negative,
@@ -258,6 +263,58 @@ def profile(
             seed=seed,
             device=device,
             save=save,
+            as_json=as_json,
+            quiet=quiet,
+        )
+
+    _do(work)
+
+
+@app.command()
+def cost(
+    model: str = typer.Argument("shapes-flow", metavar="[MODEL]", help="Bundled name, folder, or hub id in the cache."),
+    height: str | None = typer.Option(None, metavar="PIXELS", help="The model's default."),
+    width: str | None = typer.Option(None, metavar="PIXELS", help="The model's default."),
+    steps: str | None = typer.Option(None, metavar="INT", help="Steps of an ordinary sample; the model's default."),
+    guidance: str | None = typer.Option(None, metavar="SCALE", help="Guidance scale; the model's default."),
+    budget: str = typer.Option("200", "--budget", "-b", metavar="NFE", help="Model evaluations of the searches."),
+    verifier: str | None = typer.Option(
+        None, "--verifier", "-v", metavar="NAME", help="What scores, or none; clip where it is here."
+    ),
+    preview: str | None = typer.Option(
+        None, metavar="NAME", help="What decodes previews: full, tiny, linear, a folder or hub id; the model's default."
+    ),
+    device: str | None = typer.Option(
+        None, metavar="NAME", help="cpu, cuda, mps; or a GPU to plan for: A100, H100, H200."
+    ),
+    dtype: str | None = typer.Option(None, metavar="NAME", help="float32, bfloat16 or float16."),
+    as_json: bool = _JSON,
+    quiet: bool = _QUIET,
+) -> None:
+    """Say what a search would cost, before anybody pays.
+
+    Counts parameters, FLOPs and eFLOPs (FLOPs and memory traffic) of every part from the model's configs, without its
+    weights, and what best-of-n and rbf do with a budget.
+    """
+    sizes = {
+        "height": checks.whole(height, "--height", 1, 16384),
+        "width": checks.whole(width, "--width", 1, 16384),
+        "guidance_scale": checks.positive(guidance, "--guidance", zero=True),
+    }
+    transitions, most = checks.whole(steps, "--steps", 1, 1000), checks.whole(budget, "--budget", 1)
+
+    def work() -> int:
+        from imgscale.app import cost
+
+        return cost.cost(
+            model,
+            verifier=verifier,
+            preview=preview,
+            device=device,
+            dtype=checks.dtype(dtype),
+            steps=transitions,
+            budget=most or 1,
+            sizes=sizes,
             as_json=as_json,
             quiet=quiet,
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from imgscale.app import checks
 from imgscale.app.console import CANCELLED, Interrupt, complain, only_results_on_stdout, print_json
 from imgscale.app.job import Job
-from imgscale.budget import Budget
+from imgscale.budget import Budget, Price
 from imgscale.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def rerun(
     if record.usefulness is not None:
         curves = tuple(record.usefulness.spread), tuple(record.usefulness.foresight)
         scaler.usefulness[job.verifier] = Usefulness(*curves)
+    if record.price is not None:  # another machine may reckon otherwise
+        scaler.price = Price(**dict(record.price))
     with Interrupt() as interrupt, only_results_on_stdout():
         output = job.run(scaler, interrupt, quiet, lambda progress: _stop_again(record, progress))
         path = outputs.save_image(output, folder, f"{picture.stem}-rerun")

@@ -9,9 +9,40 @@ from dataclasses import asdict, dataclass, field, fields
 
 from imgscale.errors import UserError
 
+BACKWARD = 3  # a forward and a backward pass take about three times the forward pass alone
+
 
 class BudgetSpent(Exception):
     """The next request doesn't fit into what is left; ends a search, never reaches users."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """Effective FLOPs, in whole numbers, of what a search pays for; see `imgscale.cost`.
+
+    Args:
+        text: Encoding the prompt, once a search.
+        nfe: A model evaluation.
+        decode: Decoding an image.
+        preview: Decoding a preview.
+        score: Scoring an image.
+    """
+
+    text: int
+    nfe: int
+    decode: int
+    preview: int
+    score: int
+
+    @property
+    def image(self) -> int:
+        """A finished image, decoded and scored."""
+        return self.decode + self.score
+
+    @property
+    def look(self) -> int:
+        """A preview, or an image if that is dearer: decoded and scored."""
+        return max(self.preview, self.decode) + self.score
 
 
 @dataclass(frozen=True)
@@ -23,6 +54,7 @@ class Budget:
         verifier_calls: Images scored by the steering verifier.
         decodes: Latents decoded to images.
         gradients: Images whose reward is differentiated; they count as decoded and scored, too.
+        eflops: Effective FLOPs of everything that steers the search, see `imgscale.cost`.
         seconds: Wall time, checked at every engine step.
 
     Raises:
@@ -34,18 +66,19 @@ class Budget:
     decodes: int | None = None
     gradients: int | None = None
     seconds: float | None = None
+    eflops: float | None = None
 
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            whole = f.name != "seconds"
+            whole = f.name not in ("seconds", "eflops")
             if value is None:
                 continue
             right = not isinstance(value, bool) and isinstance(value, int if whole else int | float)
             if not right or not value > 0 or not math.isfinite(value):
                 raise UserError(
                     f"The budget's {f.name} can't be {value!r}; give a positive {'whole ' * whole}number, such as"
-                    f" {'200' if whole else '30'}."
+                    f" {'1e15' if f.name == 'eflops' else '200' if whole else '30'}."
                 )
         # Gradients alone would never end a search that takes none.
         if all(getattr(self, f.name) is None for f in fields(self) if f.name != "gradients"):
@@ -68,6 +101,8 @@ class Ledger:
         decodes: Latents decoded to images.
         gradients: Images whose reward was differentiated.
         seconds: Wall time since the search began. Searches that share batches share this time.
+        eflops: Effective FLOPs of all this but the reports, and of encoding the prompt, each image reckoned alone; None
+            where they weren't counted (`Scaler.cost`).
     """
 
     nfe: int = 0
@@ -76,23 +111,36 @@ class Ledger:
     decodes: int = 0
     gradients: int = 0
     seconds: float = 0.0
+    eflops: int | None = None
 
     def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+        """What was counted, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass
 class Meter:
-    """A budget and the ledger held against it."""
+    """A budget and the ledger held against it.
+
+    Args:
+        price: What things cost in eFLOPs; needed where these are limited.
+    """
 
     budget: Budget
     ledger: Ledger = field(default_factory=Ledger)
+    price: Price | None = None
     _began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if self.budget.eflops is not None and self.price is None:
+            raise ValueError("A limit on eFLOPs needs a price.")
+        if self.price is not None and self.ledger.eflops is None:
+            self.ledger.eflops = self.price.text
 
     def left(self, kind: str) -> float:
         """What is left of one limit; infinite where there is none."""
         limit = getattr(self.budget, kind)
-        return math.inf if limit is None else limit - getattr(self.ledger, kind)
+        return math.inf if limit is None else limit - (getattr(self.ledger, kind) or 0)
 
     def require(self, **amounts: int) -> None:
         """Checks that all the amounts still fit.
@@ -106,7 +154,7 @@ class Meter:
     def charge(self, **amounts: int) -> None:
         """Books amounts that were spent; `require` them first."""
         for kind, amount in amounts.items():
-            setattr(self.ledger, kind, getattr(self.ledger, kind) + amount)
+            setattr(self.ledger, kind, (getattr(self.ledger, kind) or 0) + amount)
 
     def restart(self, seconds: float = 0.0) -> None:
         """Starts the clock anew, or where so many seconds have passed already."""

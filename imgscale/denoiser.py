@@ -181,6 +181,16 @@ class Denoiser:
         return MIXED_TIMES.get(self.name, {}).get(cond.passes, 0)
 
     @property
+    def pipe(self) -> Any:
+        """The user's own pipeline, to look at."""
+        return self._pipe
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Further arguments for every call of it."""
+        return self._arguments.defaults
+
+    @property
     def vae(self) -> Any:
         """The pipeline's VAE, or None."""
         return getattr(self._pipe, "vae", None)

@@ -19,7 +19,7 @@ from imgscale.journal import Entry, Journal
 from imgscale.kernels import ODE
 from imgscale.particles import Particles
 from imgscale.paths import convert
-from imgscale.problem import Gradient, Predict, Request, Score, Slope
+from imgscale.problem import Gradient, Predict, Request, Score, Slope, bill
 from imgscale.rewards import is_ensemble, is_out_of_memory, opinions, panel, preview_name
 from imgscale.search import Search, subject
 
@@ -157,6 +157,8 @@ class Engine:
             amounts = {"verifier_calls": n, "decodes": n}
             if isinstance(request, Gradient):
                 amounts |= {"nfe": n * request.nfe, "gradients": n}
+        if search.meter.price is not None:
+            amounts["eflops"] = bill(request, search.meter.price)
         try:
             search.meter.require(**amounts)
         except BudgetSpent:
@@ -391,7 +393,8 @@ class Engine:
         if held is None:
             return
         images = self.decode(held.x0, [search.problem.cond], [1])
-        search.meter.charge(decodes=1)
+        price = search.meter.price
+        search.meter.charge(decodes=1, **({"eflops": price.decode} if price else {}))
         scores = None if search.preview is not None else held.scores
         if scores is None:
             finite = images.flatten(1).isfinite().all(1)
@@ -399,7 +402,7 @@ class Engine:
             said = opinions(search.verifier, images, [search.problem.cond.prompt], search.notice)
             said[said.isnan() | ~finite.cpu()] = -math.inf
             scores = search.reward(said)
-            search.meter.charge(verifier_calls=1)
+            search.meter.charge(verifier_calls=1, **({"eflops": price.score} if price else {}))
         search.notice("The search was stopped before it finished an image; this is its best preview.")
         search.keep(images, held.x0, scores, held.seeds, 0, finished=held.finished)
 

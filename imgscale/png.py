@@ -56,6 +56,17 @@ class Limits(_Strict):
     decodes: Limit = None
     gradients: Limit = None
     seconds: Annotated[float, Field(gt=0)] | None = None
+    eflops: Annotated[float, Field(gt=0)] | None = None
+
+
+class Prices(_Strict):
+    """What the search reckoned with in eFLOPs; see `imgscale.budget.Price`."""
+
+    text: Count
+    nfe: Count
+    decode: Count
+    preview: Count
+    score: Count
 
 
 class Curves(_Strict):
@@ -83,6 +94,7 @@ class Record(_Strict):
     verifier: Name
     report: Annotated[list[Name], Field(max_length=100)] = []
     budget: Limits
+    price: Prices | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     height: Side
     width: Side

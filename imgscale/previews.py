@@ -92,7 +92,7 @@ def load(preview: Any, denoiser: Denoiser, settings: ModelSettings) -> Any:
                 " or a loaded one."
             )
         return _fitting(preview, vae, str(type(preview).__name__))
-    return _tiny(settings.tiny or _made_for(vae) if preview == "tiny" else str(preview), vae, device)
+    return _tiny(settings.tiny or made_for(vae) if preview == "tiny" else str(preview), vae, device)
 
 
 def identity(decoder: Any) -> str | None:
@@ -106,7 +106,7 @@ def identity(decoder: Any) -> str | None:
     return f"{type(decoder).__name__} {digest.hexdigest()[:16]}"
 
 
-def _made_for(vae: Any) -> str:
+def made_for(vae: Any) -> str:
     config = vae.config
     latents = int(config.get("latent_channels") or 0), float(config.get("scaling_factor") or math.nan)
     for (channels, scale), name in TINY.items():

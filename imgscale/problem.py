@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from imgscale import kernels
-from imgscale.budget import BudgetSpent, Meter
+from imgscale.budget import BACKWARD, BudgetSpent, Meter, Price
 from imgscale.errors import UserError
 from imgscale.kernels import ODE, Kernel
 from imgscale.keys import fold, normal, root
@@ -81,6 +81,21 @@ class Slope:
 
 Request = Predict | Score | Gradient
 Verb = Generator[Request, Any, Any]
+
+
+def bill(request: Request, price: Price | None) -> int:
+    """What a request costs in eFLOPs; nothing where there is no price."""
+    if price is None:
+        return 0
+    if isinstance(request, Predict):
+        return len(request.x) * price.nfe
+    step = request.particles.step if isinstance(request, Score) or request.to is None else request.to
+    end = request.particles.schedule.times[max(step, 0)] == 0
+    look = (price.decode if end else price.preview) + price.score
+    if isinstance(request, Score):
+        return len(request.particles) * look
+    return BACKWARD * len(request.particles) * (request.nfe * price.nfe + look)
+
 
 NOISE = -1  # folded into a key before the step: no child and no starting noise has this number
 RENOISE = -2  # the same for going back
@@ -166,13 +181,22 @@ class Problem:
 
     @property
     def left(self) -> float:
-        """Model evaluations left; infinite when only something else is limited."""
-        return self.meter.left("nfe")
+        """Model evaluations left; infinite when only something else is limited.
+
+        Of a limit on eFLOPs, as many as may be made if as many images are scored besides.
+        """
+        return min(self.meter.left("nfe"), self._pairs)
 
     @property
     def scores_left(self) -> float:
         """Images that may still be decoded and scored; infinite when only something else is limited."""
-        return min(self.meter.left("verifier_calls"), self.meter.left("decodes"))
+        return min(self.meter.left("verifier_calls"), self.meter.left("decodes"), self._pairs)
+
+    @property
+    def _pairs(self) -> float:
+        """Evaluations, each with a scored image, that the limit on eFLOPs leaves."""
+        price = self.meter.price
+        return math.inf if price is None else _quotient(self.meter.left("eflops"), price.nfe + price.look)
 
     def affordable(self, nfe: int, at_most: int = 64, gradients: int = 0) -> int:
         """How many particles still fit: the way to size a last batch.
@@ -182,8 +206,13 @@ class Problem:
             at_most: The largest answer.
             gradients: Gradients of one of them, besides the score of its image.
         """
-        fits = [at_most, _quotient(self.left, nfe), _quotient(self.scores_left, gradients + 1)]
-        return int(min(*fits, _quotient(self.meter.left("gradients"), gradients)))
+        scores, price = gradients + 1, self.meter.price
+        fits = [_quotient(self.meter.left(kind), scores) for kind in ("verifier_calls", "decodes")]
+        fits += [_quotient(self.meter.left("nfe"), nfe), _quotient(self.meter.left("gradients"), gradients)]
+        if price is not None:
+            backward = gradients * ((BACKWARD - 1) * price.nfe + BACKWARD * price.look)
+            fits.append(_quotient(self.meter.left("eflops"), nfe * price.nfe + backward + price.image))
+        return int(min(at_most, *fits))
 
     def grid(self, steps: int) -> Schedule:
         """The model's own path with its grid of so many transitions."""
@@ -327,7 +356,9 @@ class Problem:
         reserve = int(not self.done and not particles.finished)
         n = len(particles) + reserve
         self.meter.require(verifier_calls=n, decodes=n)
-        scores = yield Score(particles)
+        request = Score(particles)
+        self._admit_bill(request, particles.schedule, particles.step)
+        scores = yield request
         particles = replace(particles, scores=scores)
         self._follow(particles)
         return particles, scores
@@ -403,6 +434,8 @@ class Problem:
         n = len(request.particles)
         reserve = int(not self.done and (request.to is None or request.particles.schedule.times[request.to] > 0))
         self.meter.require(verifier_calls=n + reserve, decodes=n + reserve, gradients=n)
+        step = request.particles.step if request.to is None else request.to
+        self._admit_bill(request, request.particles.schedule, step)
         slope: Slope = yield request
         return slope
 
@@ -439,22 +472,42 @@ class Problem:
 
         While nothing is finished, enough is held back to finish one: the incumbent, or one of these.
         """
-        self.meter.require(nfe=n * nfe)
-        if self.done or schedule.times[to] == 0:
+        eflops = n * nfe * self.meter.price.nfe if self.meter.price else 0
+        self.meter.require(nfe=n * nfe, eflops=eflops)
+        if not self.done:
+            self._hold_back(n * nfe, eflops, schedule, to)
+
+    def _admit_bill(self, request: Request, schedule: Schedule, step: int) -> None:
+        """The same for what a request costs in eFLOPs; its answer is of particles at this step."""
+        if self.meter.price is None:
             return
-        rest = self.left - n * nfe
-        if rest < self.finishing_from(schedule, to) and not self._can_finish(self.incumbent, rest):
+        eflops = bill(request, self.meter.price)
+        self.meter.require(eflops=eflops)
+        if not self.done and schedule.times[max(step, 0)] > 0:
+            self._hold_back(0, eflops, schedule, max(step, 0))
+
+    def _hold_back(self, nfe: int, eflops: int, schedule: Schedule, step: int) -> None:
+        """Ends the search unless an image can be finished from here, or the incumbent, after so much is spent."""
+        there = self.finishing_from(schedule, step) if schedule.times[step] > 0 else 0
+        if not self._enough(there, nfe, eflops) and not self._can_finish(self.incumbent, nfe, eflops):
             raise BudgetSpent
 
-    def _can_finish(self, particles: Particles | None, nfe: float) -> bool:
-        """Whether one of these particles becomes an image for so many evaluations."""
-        return particles is not None and self.finishing_nfe(particles) <= nfe
+    def _can_finish(self, particles: Particles | None, nfe: int = 0, eflops: int = 0) -> bool:
+        """Whether one of these particles becomes an image for what is left after so much is spent."""
+        return particles is not None and self._enough(self.finishing_nfe(particles), nfe, eflops)
+
+    def _enough(self, finishing: int, nfe: int, eflops: int) -> bool:
+        """Whether so many evaluations, and a score where that is priced, fit in what is left after so much is spent."""
+        if finishing > self.meter.left("nfe") - nfe:
+            return False
+        price = self.meter.price
+        return price is None or finishing * price.nfe + price.image <= self.meter.left("eflops") - eflops
 
     def _follow(self, particles: Particles) -> Particles:
         """Keeps the most promising particle in flight that can still be finished, until something is."""
-        if self.done or not len(particles) or not self._can_finish(particles, self.left):
+        if self.done or not len(particles) or not self._can_finish(particles):
             return particles
-        held = self.incumbent if self._can_finish(self.incumbent, self.left) else None
+        held = self.incumbent if self._can_finish(self.incumbent) else None
         if particles.scores is None:
             if held is None or held.scores is None:
                 self.incumbent = particles[:1]

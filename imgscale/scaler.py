@@ -13,7 +13,7 @@ import numpy as np
 
 import imgscale
 from imgscale import hacking, previews, registry, usefulness, verification
-from imgscale.budget import Budget, Meter
+from imgscale.budget import Budget, Meter, Price
 from imgscale.engine import Engine
 from imgscale.errors import UserError
 from imgscale.journal import Journal
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
     from torch import Tensor
+
+    from imgscale.cost import Cost
 
 Searcher = Callable[..., Verb]
 
@@ -93,6 +95,9 @@ class Scaler:
         name: The model's name in records.
         settings: What the search should know of the model.
         usefulness: What was measured of it, by verifier.
+
+    Attributes:
+        price: What searches reckon with in eFLOPs in the place of what `cost` counts, for a re-run elsewhere.
     """
 
     def __init__(
@@ -106,8 +111,10 @@ class Scaler:
         self.name = name
         self.settings = settings or ModelSettings()
         self.usefulness = dict(usefulness or {})
+        self.price: Price | None = None
         self._verifiers: dict[Any, Verifier] = {}
         self._previews: dict[str, Any] = {}
+        self._costs: dict[Any, tuple[Cost, Any]] = {}
 
     def __call__(
         self,
@@ -183,7 +190,7 @@ class Scaler:
             guide = guide if named == given else named
         name, make, searcher_options = _searcher(searcher, options)
         guide_name, guided = _guide(guide)
-        judge = self.verifier(verifier)
+        judge = patient = self.verifier(verifier)
         reports = _distinct(judge, [self.verifier(spec) for spec in report])
         if verifier_timeout is not None:
             judge, *reports = (timed(v, _seconds(verifier_timeout)) for v in (judge, *reports))
@@ -191,6 +198,10 @@ class Scaler:
 
         steps = self._steps(num_inference_steps)
         useful = self._useful(verifier)
+        size = {"height": height, "width": width, "guidance_scale": guidance_scale}
+        price = self._price(
+            limits, patient, decoder, {**size, "negative_prompt": negative_prompt, **pipeline_arguments}
+        )
         conds = [
             self.engine.denoiser.encode(
                 text,
@@ -209,7 +220,7 @@ class Scaler:
                 cond,
                 steps=steps,
                 seed=seed,
-                meter=Meter(budget),
+                meter=Meter(budget, price=price),
                 distilled=self.settings.distilled,
                 path=self.settings.path,
                 ceiling=judge.range[1] if judge.range else None,
@@ -217,7 +228,7 @@ class Scaler:
                 guide=guided,
                 usefulness=useful,
             )
-            _check_budget(budget, problem.sample_nfe)
+            _check_budget(budget, problem)
             return Search(problem, make(problem), judge, reports, decoder)
 
         def steer(problem: Problem) -> Verb:
@@ -244,6 +255,8 @@ class Scaler:
             "pipeline_arguments": pipeline_arguments,
             "pipeline": self.engine.denoiser.description,
         }
+        if price is not None and limits.eflops is not None:
+            settings["price"] = asdict(price)  # counted anew, the search might be another
         plains: list[Search] = []
         searches = [search(cond, seed, limits, steer) for cond, seed in zip(conds, seeds, strict=True)]
         self.engine.prime(searches)
@@ -292,6 +305,67 @@ class Scaler:
         if str(preview) not in self._previews:
             self._previews[str(preview)] = previews.load(preview, self.engine.denoiser, self.settings)
         return self._previews[str(preview)]
+
+    def cost(
+        self,
+        *,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: float | None = None,
+        negative_prompt: str | None = None,
+        verifier: VerifierLike | None = "clip",
+        preview: Any = None,
+        **pipeline_arguments: Any,
+    ) -> Cost:
+        """What each part costs in FLOPs and eFLOPs, counted without running anything; see `imgscale.cost`.
+
+        Once it has been counted, the ledgers of searches of this kind hold their eFLOPs.
+
+        Args:
+            height: In pixels; the model's default for None.
+            width: In pixels; the model's default for None.
+            guidance_scale: The model's default for None.
+            negative_prompt: For pipelines whose guidance needs one.
+            verifier: What scores; nothing for None.
+            preview: What decodes previews; the model's default for None.
+            **pipeline_arguments: Further arguments of the pipeline's call.
+
+        Raises:
+            UserError: It can't be counted.
+        """
+        judge = None if verifier is None else self.verifier(verifier)
+        decoder = self.preview(self.settings.preview if preview is None else preview)
+        size = {"height": height, "width": width, "guidance_scale": guidance_scale}
+        return self._cost(judge, decoder, {**size, "negative_prompt": negative_prompt, **pipeline_arguments})
+
+    def _cost(self, judge: Verifier | None, decoder: Any, arguments: Mapping[str, Any]) -> Cost:
+        from imgscale import cost, hardware
+
+        key, denoiser = _cost_key(judge, decoder, arguments), self.engine.denoiser
+        if key not in self._costs:
+            given = dict(arguments)
+            if given["guidance_scale"] is None:
+                given["guidance_scale"] = self.settings.guidance_scale
+            found = cost.measure(
+                denoiser.pipe,
+                self.name,
+                hardware.of(denoiser.device, denoiser.dtype),
+                defaults=denoiser.defaults,
+                steps=self.settings.steps,
+                preview=decoder,
+                verifier=judge,
+                **given,
+            )
+            self._costs[key] = found, (judge, decoder)  # alive, or another might get its id
+        return self._costs[key][0]
+
+    def _price(self, limits: Budget, judge: Verifier, decoder: Any, arguments: Mapping[str, Any]) -> Price | None:
+        """What a search reckons with: where eFLOPs are limited, or have been counted already."""
+        if self.price is not None:
+            return self.price
+        if limits.eflops is None and _cost_key(judge, decoder, arguments) not in self._costs:
+            return None
+        return self._cost(judge, decoder, arguments).price
 
     def _useful(self, verifier: VerifierLike) -> Usefulness | None:
         """What was measured of the model with this verifier; or with another, which is mostly of the model, too."""
@@ -394,7 +468,22 @@ def _one_sample(problem: Problem) -> Verb:
     yield from problem.score(samples)
 
 
-def _check_budget(budget: Budget, sample_nfe: int) -> None:
+def _cost_key(judge: Verifier | None, decoder: Any, arguments: Mapping[str, Any]) -> Any:
+    """What costs depend on; objects that are alive here are told apart by their ids."""
+    from imgscale.conditions import freeze
+
+    return id(getattr(judge, "function", judge)), id(decoder), freeze(arguments)
+
+
+def _check_budget(budget: Budget, problem: Problem) -> None:
+    sample_nfe, price = problem.sample_nfe, problem.meter.price
+    if budget.eflops is not None and price is not None:
+        least = price.text + sample_nfe * price.nfe + price.image
+        if budget.eflops < least:
+            raise UserError(
+                f"A budget of {budget.eflops:.3g} eFLOPs can't finish one image, which takes {least:.3g}; give a budget"
+                " of that or more, or fewer steps."
+            )
     if budget.nfe is not None and budget.nfe < sample_nfe:
         raise UserError(
             f"A budget of {budget.nfe} model evaluations can't finish one image, which takes {sample_nfe}; give"
