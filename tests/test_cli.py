@@ -836,10 +836,10 @@ def test_help_answers_at_once() -> None:
 
 def test_help_names_every_command_and_option(command: Command) -> None:
     overview = command("--help").out
-    commands = ["generate", "rerun", "score", "bench", "profile", "serve", "list", "doctor", "cite"]
+    commands = ["generate", "rerun", "score", "bench", "profile", "cost", "serve", "list", "doctor", "cite"]
     assert re.findall(r"^  (\w+)  +\S", overview, re.MULTILINE) == commands
     assert "..." not in overview.partition("Commands:")[2]
-    for option in ("--set", "--seconds", "--no-plain", "--quiet", "--negative", "--json", "--dtype"):
+    for option in ("--set", "--seconds", "--eflops", "--no-plain", "--quiet", "--negative", "--json", "--dtype"):
         assert option in command("generate", "--help").out
 
 
