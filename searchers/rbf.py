@@ -47,7 +47,7 @@ def rbf(
 
     On a model whose x0 is blurred early, draws are judged further on: each is solved to the place where previews tell,
     and since all are judged there, a draw of a later transition only counts if it beats the best of the earlier ones. A
-    budget of fewer than five samples is best-of-n's there, unless ``chain_nfe`` is given.
+    budget of fewer than five samples is best-of-n's there, unless ``chain_nfe`` or a guide is given.
 
     Args:
         problem: What to solve.
@@ -83,7 +83,7 @@ def rbf(
     at_least_one("rbf", chain_nfe=chain_nfe, starts=starts, keep=keep, images=images, draws=draws)
     plan = make_plan(problem, "rbf", skip=skip, explore=explore, look=look, path=path, steps=steps, kernel=kernel)
     ahead = not plan.judges_starts
-    if ahead and chain_nfe is None and problem.left < FEW * problem.sample_nfe:
+    if ahead and chain_nfe is None and problem.guide is None and problem.left < FEW * problem.sample_nfe:
         return (yield from best_of_n(problem, rng))
     chain_nfe = chain_nfe or (100 if ahead else 50)
     starts = starts or (3 if ahead else max(1, chain_nfe // 2) if problem.distilled else 1)

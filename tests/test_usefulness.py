@@ -154,13 +154,13 @@ def test_a_damaged_file_is_refused_in_one_sentence(text: str, tmp_path: Path) ->
 def test_a_budget_of_few_samples_is_best_of_n() -> None:
     """At 2.5 samples of shapes-flow, draws judged ahead solved 38% of 40 prompts and best-of-n 65%."""
 
-    def found(name: str, budget: int, **options: int) -> tuple[float, int]:
+    def found(name: str, budget: int, options: dict[str, Any] | None = None) -> tuple[float, int]:
         world = Watched()
-        search = run(world, new(world, name, budget=budget, **options))
+        search = run(world, new(world, name, budget=budget, options=options))
         assert search.best is not None
         return search.best.score, search.meter.ledger.verifier_calls
 
     few = 5 * SAMPLE
     assert found("rbf", few - 1) == found("best-of-n", few - 1)
     assert found("rbf", few) != found("best-of-n", few)
-    assert found("rbf", few - 1, chain_nfe=few) != found("best-of-n", few - 1)
+    assert found("rbf", few - 1, {"chain_nfe": few}) != found("best-of-n", few - 1)
