@@ -424,7 +424,7 @@ def test_starts_never_take_what_the_leanest_chain_needs() -> None:
     search, _ = table([0.0], [1, 1, 1], budget=7, starts=4)
     assert search.meter.ledger.nfe == 7
     world = Watched()
-    search = run(world, new(world, "rbf", budget=7, starts=50, explore=1.0, verifier=Scripted([0.0])))
+    search = run(world, new(world, "rbf", budget=7, starts=50, explore=1.0, chain_nfe=100, verifier=Scripted([0.0])))
     assert Counter(t for call in world.places for t, _ in call)[1.0] == 4
 
 
