@@ -306,6 +306,8 @@ def test_settings_are_read(tmp_path: Path) -> None:
         "distilled": True,
         "path": "own",
         "clip": "shapes-clip",
+        "tiny": "shapes-tiny",
+        "preview": "tiny",
         "defaults": {"max_sequence_length": 1},
         "summary": "größer",
     }
