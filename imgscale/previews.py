@@ -33,6 +33,7 @@ NAMES = ("full", "linear", "tiny")
 SAMPLES, SIDE = 24, 256  # images that the linear map is fitted to, and their side in pixels
 
 _fitted: weakref.WeakKeyDictionary[Any, Linear] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 class Linear(nn.Module):
@@ -86,7 +87,7 @@ def load(preview: Any, denoiser: Denoiser, settings: ModelSettings) -> Any:
             _fitted[vae] = fit(vae, device)
         return _fitted[vae]
     if not isinstance(preview, str | Path):
-        if not all(hasattr(preview, name) for name in ("decode", "config")):
+        if not all(hasattr(preview, name) for name in ("decode", "config", "state_dict")):
             raise UserError(
                 f"The preview can't be {preview!r}; give full, tiny, linear, a folder or hub id of an AutoencoderTiny,"
                 " or a loaded one."
@@ -96,14 +97,16 @@ def load(preview: Any, denoiser: Denoiser, settings: ModelSettings) -> Any:
 
 
 def identity(decoder: Any) -> str | None:
-    """What records know a preview decoder by: its kind and a hash of its weights; None for the VAE itself."""
+    """What records know a preview decoder by: its kind and a hash of its weights, made once; None for the VAE."""
     if decoder is None:
         return None
-    digest = hashlib.sha256()
-    for name, tensor in sorted(decoder.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().float().cpu().numpy().tobytes())
-    return f"{type(decoder).__name__} {digest.hexdigest()[:16]}"
+    if decoder not in _known:
+        digest = hashlib.sha256()
+        for name, tensor in sorted(decoder.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().float().cpu().numpy().tobytes())
+        _known[decoder] = f"{type(decoder).__name__} {digest.hexdigest()[:16]}"
+    return _known[decoder]
 
 
 def made_for(vae: Any) -> str:

@@ -319,6 +319,15 @@ def test_a_picture_may_not_say_where_a_decoder_lies() -> None:
         rerun.job_of(record)
 
 
+@pytest.mark.parametrize("command", [("generate", "a red circle"), ("bench",)])
+def test_a_bad_preview_is_refused_before_anything_loads(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(imgscale, "load", None, raising=False)
+    assert ended(*command, "--preview", "tinny") == 2
+    assert "Did you mean 'tiny'?" in capfd.readouterr().err
+
+
 def test_a_bad_time_limit_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     assert ended("generate", "a red circle", "--verifier-timeout", "0") == 2
     assert "--verifier-timeout" in capfd.readouterr().err

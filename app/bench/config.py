@@ -186,7 +186,7 @@ def verifier_name(spec: str) -> str:
     from imgscale import registry
 
     names = registry.judges(spec)
-    return spec if spec.startswith("ensemble(") else "+".join(names)
+    return spec if len(registry.members(spec)) == 1 and registry.parse(spec)[1] else "+".join(names)
 
 
 def flag(key: str) -> str:

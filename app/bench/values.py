@@ -92,6 +92,14 @@ def _solved(value: Any, name: str) -> str:
     return text
 
 
+def _preview(value: Any, name: str) -> str:
+    from imgscale.previews import check
+
+    text = _text(value, name)
+    check(text)
+    return text
+
+
 READ: dict[str, Callable[[Any, str], Any]] = {
     "models": _some,
     "searchers": _some,
@@ -113,7 +121,7 @@ READ: dict[str, Callable[[Any, str], Any]] = {
     "guidance": lambda value, name: checks.positive(str(value), name, zero=True),
     "height": _whole(1, 16384),
     "width": _whole(1, 16384),
-    "preview": _text,
+    "preview": _preview,
     "device": _text,
     "dtype": lambda value, name: checks.dtype(_text(value, name)),
 }
