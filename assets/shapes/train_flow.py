@@ -1,6 +1,10 @@
 """Trains `shapes-flow`: a small Stable Diffusion 3 (MMDiT, rectified flow) with its own text encoders and tokenizers.
 
     python -m imgscale.assets.shapes.train_flow [--device cuda] [--steps 9000] [--compile 1]
+    python -m imgscale.assets.shapes.train_flow --name shapes-flow-large --start shapes-flow [--steps 1400] …
+
+The second makes `shapes-flow-large`, which begins as `shapes-flow` grown to 13 blocks: each but the last is followed by
+copies of itself whose gates are shut, so that the network computes what it did before and the new blocks learn at once.
 
 Flow matching on the autoencoder's latents (x_t = (1 - t) x0 + t eps, target eps - x0), captions dropped for
 classifier-free guidance, transformer and both CLIP text encoders trained together. Most times are drawn around .77:
@@ -9,7 +13,7 @@ up what is slow, and aren't exported: the second block tells at each noun how ma
 fourth names the object at each patch (after REPA, Yu et al. 2024, with the renderer's truth in the place of a
 pretrained encoder). Some steps see the 256 empty T5 tokens that a plain `pipe(prompt)` appends, so that the folder
 works with and without them.
-Writes `shapes-flow/`, a folder that `DiffusionPipeline.from_pretrained` loads, in float16.
+Writes a folder that `DiffusionPipeline.from_pretrained` loads, in float16.
 """
 
 from __future__ import annotations
@@ -45,22 +49,32 @@ from imgscale.assets.shapes.world import KINDS, SIZE, parse, render, training_sc
 from imgscale.verifiers.shapes import Object, read
 
 WIDTHS = (128, 64)  # of the two text encoders
-HEADS, LAYERS = 6, 6
-PROBED, PARSED = 3, 1  # the blocks, the first being 0, whose image tokens and whose text tokens are probed
-SETTINGS = {
+HEADS = 6
+LAYERS = {"shapes-flow": 6, "shapes-flow-large": 13}
+PROBED, PARSED = 3, 1  # shapes-flow's blocks, the first being 0, whose image tokens and whose text tokens are probed
+SETTINGS: dict[str, Any] = {
     "steps": 10,
     "guidance_scale": 3.0,
     "clip": "shapes-clip",
     "tiny": "shapes-tiny",
     "defaults": {"max_sequence_length": 1},  # of the empty T5 tokens: as good as 256, and four times faster
-    "summary": "flow model with guidance (Stable Diffusion 3 architecture, 8 M parameters) of the shapes world, 64x64",
+    "summary": "flow model with guidance (Stable Diffusion 3 architecture, {} M parameters) of the shapes world, 64x64",
 }
+
+
+def ancestors(layers: int) -> list[int]:
+    """Of each block of a network of ``layers``, the block of `shapes-flow` that it grows from.
+
+    The last, which has no text stream, has one descendant only; the others have as equal numbers as can be.
+    """
+    last = LAYERS["shapes-flow"] - 1
+    return [block * last // (layers - 1) for block in range(layers - 1)] + [last]
 
 
 class Generator(nn.Module):
     """The trained parts of the pipeline as one module."""
 
-    def __init__(self, vocabulary: dict[str, int]) -> None:
+    def __init__(self, vocabulary: dict[str, int], layers: int) -> None:
         super().__init__()
         self.texts = nn.ModuleList(
             CLIPTextModelWithProjection(
@@ -84,7 +98,7 @@ class Generator(nn.Module):
             patch_size=2,
             in_channels=4,
             out_channels=4,
-            num_layers=LAYERS,
+            num_layers=layers,
             num_attention_heads=HEADS,
             attention_head_dim=32,
             joint_attention_dim=sum(WIDTHS),
@@ -96,19 +110,21 @@ class Generator(nn.Module):
         self.probe = nn.Linear(32 * HEADS, 2 * (len(KINDS) + 1))
         self.grammar = nn.Linear(32 * HEADS, sum(ANSWERS))
         self._passed: dict[int, tuple[Tensor, Tensor]] = {}
+        grown = ancestors(layers)
         for i in (PROBED, PARSED):  # each gives its text tokens and its image tokens
             hook = partial(lambda i, block, given, out: self._passed.update({i: out}), i)
-            self.transformer.transformer_blocks[i].register_forward_hook(hook)
+            last = len(grown) - 1 - grown[::-1].index(i)
+            self.transformer.transformer_blocks[last].register_forward_hook(hook)
 
     def load(self, folder: Path) -> None:
-        """Takes the weights of a pipeline's folder, or a checkpoint's average, without an optimiser."""
+        """Takes the weights of a pipeline's folder, or a checkpoint's average, without an optimiser; grows if need be."""
         if folder.suffix == ".pt":
-            self.load_state_dict(torch.load(folder, weights_only=True)["average"], strict=False)
-            return
-        parts = {"transformer": self.transformer, "text_encoder": self.texts[0], "text_encoder_2": self.texts[1]}
-        for name, part in parts.items():
-            (file,) = (folder / name).glob("*.safetensors")
-            part.load_state_dict({k: v.float() for k, v in load_file(file).items()})
+            saved = torch.load(folder, weights_only=True)["average"]
+        else:
+            names = {"transformer": "transformer", "texts.0": "text_encoder", "texts.1": "text_encoder_2"}
+            files = {part: next((folder / name).glob("*.safetensors")) for part, name in names.items()}
+            saved = {f"{part}.{k}": v.float() for part, file in files.items() for k, v in load_file(file).items()}
+        self.load_state_dict(grow(saved, len(self.transformer.transformer_blocks)), strict=False)
 
     def forward(self, x: Tensor, t: Tensor, tokens: Tensor, empty: int) -> tuple[Tensor, Tensor, Tensor]:
         """The velocity at ``x`` (n, 4, 16, 16) and ``t`` (n,) for captions ``tokens`` (n, 16), and the probes' answers.
@@ -122,6 +138,28 @@ class Generator(nn.Module):
         velocity: Tensor = self.transformer(x, context, pooled, t * 1000, return_dict=False)[0]
         patches = self.probe(self._passed[PROBED][1]).unflatten(-1, (2, -1))
         return velocity, patches, self.grammar(self._passed[PARSED][0][:, : tokens.shape[1]])
+
+
+def grow(saved: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """A state with ``layers`` blocks that computes what ``saved``, which may have fewer, does.
+
+    What a block adds to its streams goes through gates that a linear layer of the time and the caption gives: with the
+    gates' rows at zero, a copy adds nothing, yet has a gradient.
+    """
+    head = "transformer.transformer_blocks."
+    if f"{head}{layers - 1}.attn.to_q.weight" in saved:
+        return saved
+    made = {k: v for k, v in saved.items() if not k.startswith(head)}
+    grown = ancestors(layers)
+    for block, ancestor in enumerate(grown):
+        for key, value in saved.items():
+            if key.startswith(f"{head}{ancestor}."):
+                rest = key.removeprefix(f"{head}{ancestor}.")
+                made[f"{head}{block}.{rest}"] = value.clone()
+                if ancestor in grown[:block] and rest.startswith(("norm1.linear", "norm1_context.linear")):
+                    for gate in (2, 5):  # of shift, scale and gate of the attention, then of the feed-forward layers
+                        made[f"{head}{block}.{rest}"].unflatten(0, (6, -1))[gate].zero_()
+    return made
 
 
 @torch.no_grad()
@@ -197,12 +235,14 @@ def main() -> None:
         focus=0.75,  # share of times from a logit-normal around .77; the others are logit-normal around .5
         probe=0.2,  # weight of the patches' probe
         grammar=0.2,  # weight of the nouns'
+        name="shapes-flow",  # or shapes-flow-large
+        scenes=-1,  # the seed of the training scenes, if not the run's
         start="",  # a folder here, such as shapes-flow, or a checkpoint, whose weights to start from
         long_every=24,  # steps with the empty T5 tokens of a plain call
     )
     trained = HERE / "checkpoints" / "vae"
     vae = AutoencoderKL.from_pretrained(trained if trained.exists() else HERE / "shapes-flow" / "vae").float()
-    data = latents(vae, args.pool, args.seed, args.device)
+    data = latents(vae, args.pool, args.seed if args.scenes < 0 else args.scenes, args.device)
     tokenizers = HERE / "checkpoints" / "tokenizer"
     write_tokenizer(tokenizers)
     tokenizer = CLIPTokenizer.from_pretrained(tokenizers)
@@ -210,7 +250,7 @@ def main() -> None:
     tokens, nothing = tokenizer(data["captions"], **pad).input_ids, tokenizer("", **pad).input_ids
     vocabulary = json.loads((tokenizers / "vocab.json").read_text())
     nouns = nouns_of(vocabulary)
-    model = Generator(vocabulary)
+    model = Generator(vocabulary, LAYERS[args.name])
     print({k: sum(p.numel() for p in m.parameters()) for k, m in model.named_children()}, flush=True)
     if args.start:
         model.load(HERE / args.start)
@@ -257,9 +297,10 @@ def main() -> None:
             tokenizer_2=tokenizer,
             **no_t5(),
         )
-        ship(pipe, "shapes-flow", SETTINGS)
+        size = round(sum(p.numel() for p in model.transformer.parameters()) / 1e6)
+        ship(pipe, args.name, SETTINGS | {"summary": SETTINGS["summary"].format(size)})
 
-    run(args, "shapes-flow", model, loss, finish)
+    run(args, args.name, model, loss, finish)
 
 
 if __name__ == "__main__":
