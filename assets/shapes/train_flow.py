@@ -117,7 +117,7 @@ class Generator(nn.Module):
             self.transformer.transformer_blocks[last].register_forward_hook(hook)
 
     def load(self, folder: Path) -> None:
-        """Takes the weights of a pipeline's folder, or a checkpoint's average, without an optimiser; grows if need be."""
+        """Takes, and grows, the weights of a pipeline's folder, or a checkpoint's average, without an optimiser."""
         if folder.suffix == ".pt":
             saved = torch.load(folder, weights_only=True)["average"]
         else:
