@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,25 @@ class Job:
                 parse_shapes(self.prompt)
             except ValueError as error:
                 raise UserError(f"The verifier 'shapes' can't judge this prompt: {error}") from error
+
+    def command(self) -> str:
+        """The `imgscale generate` that asks for this image, in a form that a POSIX shell takes.
+
+        Pipeline arguments other than the ones with options of their own have no place in it.
+        """
+        limits = self.budget
+        texts = {
+            **{"model": self.model, "searcher": self.searcher, "guide": self.guide, "verifier": self.verifier},
+            **{"budget": limits.nfe, "seconds": limits.seconds, "eflops": limits.eflops, "seed": self.seed},
+            **{"steps": self.steps, "guidance": self.guidance, "height": self.height, "width": self.width},
+            **{"negative": self.negative, "device": self.device, "dtype": self.dtype, "preview": self.preview},
+            "verifier-timeout": self.verifier_timeout,
+        }
+        pairs = [(f"--{name}", f"{value}") for name, value in texts.items() if value is not None]
+        pairs += [("--set", f"{name}={value}") for name, value in self.options.items()]
+        pairs += [("--report", name) for name in self.report or ("none",)]
+        dashed = ["--"] if self.prompt.startswith("-") else []
+        return shlex.join(["imgscale", "generate", *(word for pair in pairs for word in pair), *dashed, self.prompt])
 
     def load(self, quiet: bool = False) -> Scaler:
         """The model, ready to search with.

@@ -65,7 +65,7 @@ def trace(output: SearchOutput) -> bytes:
             axis.set_ylim(low - room, high + room)
     left.grid(True, color="#e6e6ea", linewidth=0.8)
     left.set_axisbelow(True)
-    left.set_title("\n".join(_rows(output.prompt, 78, 2)), loc="left", fontsize=10, color=INK, parse_math=False, pad=30)
+    left.set_title("\n".join(wrapped(output.prompt, 78, 2)), loc="left", fontsize=10, color=INK, parse_math=False, pad=30)
     left.legend(
         handles=lines, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, fontsize=8, borderaxespad=0.3
     )
@@ -95,7 +95,7 @@ def comparison(output: SearchOutput) -> bytes:
     from PIL import Image, ImageDraw
 
     assert output.plain is not None
-    pictures = [_enlarged(output.plain.image), _enlarged(output.images[0])]
+    pictures = [enlarged(output.plain.image), enlarged(output.images[0])]
     steps = f"{output.plain.ledger.nfe} NFE", f"{output.nfe} NFE"
     names = "plain sample", f"{output.searcher} search"
     captions = [
@@ -105,9 +105,9 @@ def comparison(output: SearchOutput) -> bytes:
     gap, line = 24, 22
     width, height = pictures[0].size
     total = 2 * width + 3 * gap
-    font = _font(17, True)
+    font = typeface(17, True)
     letters = len(output.prompt) * (total - 2 * gap) / font.getlength(" ".join(output.prompt.split()))
-    rows = _rows(output.prompt, int(0.95 * letters), 3)
+    rows = wrapped(output.prompt, int(0.95 * letters), 3)
     top = gap + line * len(rows) + 10
     sheet = Image.new("RGB", (total, top + height + 14 + line * 3 + gap // 2), "white")
     pen = ImageDraw.Draw(sheet)
@@ -118,7 +118,7 @@ def comparison(output: SearchOutput) -> bytes:
         sheet.paste(picture, (x, top))
         pen.rectangle((x - 1, top - 1, x + width, top + height), outline="#d5d5da")
         for k, (text, colour, size, bold) in enumerate(captions[i]):
-            font = _font(size, bold)
+            font = typeface(size, bold)
             while font.getlength(text) > width and len(text) > 1:
                 text = text[:-2] + "…"
             pen.text((x, top + height + 10 + k * line), text, colour, font)
@@ -127,7 +127,7 @@ def comparison(output: SearchOutput) -> bytes:
     return data.getvalue()
 
 
-def _enlarged(image: Image) -> Image:
+def enlarged(image: Image) -> Image:
     """A tiny image by a whole factor, each pixel a square; others as they are."""
     from PIL import Image
 
@@ -139,12 +139,12 @@ def _scores(scores: dict[str, float]) -> str:
     return " · ".join(f"{name} {score:.3f}" for name, score in scores.items())
 
 
-def _rows(text: str, width: int, most: int) -> list[str]:
+def wrapped(text: str, width: int, most: int) -> list[str]:
     """A prompt in lines of so many letters, cut off after so many lines."""
     return textwrap.wrap(text, max(width, 8), max_lines=most, placeholder=" …")
 
 
-def _font(size: int, bold: bool) -> Any:
+def typeface(size: int, bold: bool) -> Any:
     """DejaVu, which matplotlib ships: it has far more scripts than Pillow's own font."""
     import matplotlib
     from PIL import ImageFont
