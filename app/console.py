@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from imgscale.scaler import Progress
+    from imgscale.watch import Progress
 
 CANCELLED = 130  # the exit status of a command that Ctrl-C ended
 

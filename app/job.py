@@ -14,8 +14,10 @@ from imgscale.budget import Budget
 from imgscale.errors import UserError
 
 if TYPE_CHECKING:
+    from imgscale.asks import Ask
     from imgscale.result import SearchOutput
-    from imgscale.scaler import Progress, Scaler
+    from imgscale.scaler import Scaler
+    from imgscale.watch import Progress
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Job:
     device: str | None = None
     dtype: str | None = None
     max_batch: int = 32
+    exact: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = True
     journal: Path | None = None
@@ -89,6 +92,30 @@ class Job:
         dashed = ["--"] if self.prompt.startswith("-") else []
         return shlex.join(["imgscale", "generate", *(word for pair in pairs for word in pair), *dashed, self.prompt])
 
+    def ask(self) -> Ask:
+        """The same for `Scaler.stream`, which keeps no journal."""
+        from imgscale.asks import Ask
+
+        return Ask(
+            self.prompt,
+            self.negative,
+            searcher=self.searcher,
+            guide=self.guide,
+            verifier=self.verifier,
+            report=self.report,
+            budget=self.budget,
+            seed=self.seed,
+            height=self.height,
+            width=self.width,
+            num_inference_steps=self.steps,
+            guidance_scale=self.guidance,
+            options=self.options,
+            plain=self.plain,
+            preview=self.preview,
+            verifier_timeout=self.verifier_timeout,
+            pipeline_arguments=self.arguments,
+        )
+
     def load(self, quiet: bool = False) -> Scaler:
         """The model, ready to search with.
 
@@ -101,7 +128,9 @@ class Job:
             import imgscale
 
             dtype = None if self.dtype is None else getattr(torch, self.dtype)
-            return imgscale.load(self.model, device=self.device, dtype=dtype, max_batch=self.max_batch)
+            return imgscale.load(
+                self.model, device=self.device, dtype=dtype, max_batch=self.max_batch, exact=self.exact
+            )
 
     def run(
         self,

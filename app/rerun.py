@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from imgscale.png import Record
-    from imgscale.scaler import Progress
+    from imgscale.result import SearchOutput
+    from imgscale.scaler import Scaler
+    from imgscale.watch import Progress
 
 NO_LIMIT = 1e9  # seconds, for a search that only the clock limited; it is stopped by its rounds instead
 
@@ -70,28 +72,21 @@ def rerun(
     """
     from imgscale import png
     from imgscale.app import outputs
-    from imgscale.usefulness import Usefulness
 
     record = png.read(picture)
-    before = _pixels(picture)
+    before = pixels(picture)
     folder = checks.folder(picture.parent if out is None else out)
     job = job_of(record, model, verifier, preview, device)
     job.check()
     scaler = job.load(quiet)
-    scaler.usefulness = {}  # not what has been measured since
-    if record.usefulness is not None:
-        curves = tuple(record.usefulness.spread), tuple(record.usefulness.foresight)
-        scaler.usefulness[job.verifier] = Usefulness(*curves)
-    if record.price is not None:  # another machine may reckon otherwise
-        scaler.price = Price(**dict(record.price))
+    as_recorded(scaler, record, job)
     with Interrupt() as interrupt, only_results_on_stdout():
-        output = job.run(scaler, interrupt, quiet, lambda progress: _stop_again(record, progress))
+        output = job.run(scaler, interrupt, quiet, lambda progress: stop_again(record, progress))
         path = outputs.save_image(output, folder, f"{picture.stem}-rerun")
     if interrupt.asked and output.stopped == "cancelled":
         complain(f"stopped by {interrupt.by} after {output.nfe} of {record.nfe} NFE, so there is nothing to compare.")
         return CANCELLED
-    found = difference(before, output.images[0])
-    changed = _changed(record, png.Record.of(output))
+    found, changed = difference(before, output.images[0]), _changed(record, png.Record.of(output))
     if as_json:
         print_json(
             {
@@ -108,7 +103,7 @@ def rerun(
             }
         )
     else:
-        print(_verdict(found, changed))
+        print(verdict(found, changed))
         print(f"Wrote {path}")
     return int(found.different > 0)
 
@@ -170,6 +165,7 @@ def job_of(
         device=device,
         dtype=dtype if isinstance(dtype, str) and dtype in checks.DTYPES else None,
         max_batch=record.max_batch,
+        exact=record.exact,
         arguments=record.pipeline_arguments,
         plain=False,
         preview=preview or record.preview,
@@ -177,14 +173,30 @@ def job_of(
     )
 
 
-def _stop_again(record: Record, progress: Progress) -> None:
+def as_recorded(scaler: Scaler, record: Record, job: Job) -> None:
+    """Lets a model know what it knew when a picture was made, so that a search decides as it did then."""
+    from imgscale.usefulness import Usefulness
+
+    scaler.usefulness = {}  # not what has been measured since
+    if record.usefulness is not None:
+        curves = tuple(record.usefulness.spread), tuple(record.usefulness.foresight)
+        scaler.usefulness[job.verifier] = Usefulness(*curves)
+    if record.price is not None:  # another machine may reckon otherwise
+        scaler.price = Price(**dict(record.price))
+
+
+def stop_again(record: Record, progress: Progress) -> None:
     """Ends a search where the clock or Ctrl-C ended the recorded one; everything else ends by itself as it did."""
     if record.stopped in ("deadline", "cancelled") and progress.rounds[0] >= record.rounds:
         progress.cancel(finish=record.stopped == "deadline")
 
 
-def _pixels(picture: Path) -> Image:
-    """The image in a PNG whose size `png.read` has checked."""
+def pixels(picture: Path) -> Image:
+    """The image in a PNG whose size `png.read` has checked, RGB.
+
+    Raises:
+        UserError: It is damaged.
+    """
     from PIL import Image
 
     try:
@@ -208,7 +220,17 @@ def _changed(before: Record, after: Record) -> dict[str, Any]:
     return {name: [then.get(name), now[name]] for name in now if then.get(name) != now[name]}
 
 
-def _verdict(found: Difference, changed: dict[str, Any]) -> str:
+def compare(record: Record, before: Image, output: SearchOutput) -> str:
+    """How a picture made again compares with the one before, in one sentence."""
+    from imgscale import png
+
+    if before.size != output.images[0].size:
+        return "Different: the sizes aren't the same."
+    return verdict(difference(before, output.images[0]), _changed(record, png.Record.of(output)))
+
+
+def verdict(found: Difference, changed: dict[str, Any]) -> str:
+    """How two images differ, and what may have changed since, in one sentence."""
     if not found.different:
         return f"Identical: all {found.pixels} pixels are the same."
     because = ", ".join(f"{name} {then} then and {now} now" for name, (then, now) in changed.items())

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
+    "Ask",
     "Budget",
+    "Done",
     "Progress",
     "Rollover",
     "Scaler",
@@ -29,22 +31,26 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from imgscale.asks import Ask, Done
     from imgscale.budget import Budget, Rollover
     from imgscale.callables import verifier
     from imgscale.errors import UserError
     from imgscale.registry import searcher
     from imgscale.result import SearchOutput
-    from imgscale.scaler import Progress, Scaler, load
+    from imgscale.scaler import Scaler, load
     from imgscale.scoring import Scored, score
+    from imgscale.watch import Progress
 
 _HOMES = {
+    "Ask": "asks",
+    "Done": "asks",
     "Budget": "budget",
     "Rollover": "budget",
     "verifier": "callables",
     "UserError": "errors",
     "searcher": "registry",
     "SearchOutput": "result",
-    "Progress": "scaler",
+    "Progress": "watch",
     "Scaler": "scaler",
     "load": "scaler",
     "Scored": "scoring",

@@ -7,7 +7,7 @@ searches: by budget, deadline, cancellation or a score that can't rise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,11 +38,15 @@ class Engine:
     Args:
         denoiser: The model.
         max_batch: Images per call of the network and of the decoder; halved whenever memory runs out.
+        exact: Fill every call of a network up to ``max_batch`` by repeating its last row. Kernels are chosen by size,
+            and so are the last bits of a result; at one size they depend neither on the other rows nor on the place
+            among them, and a search gives the same image to the bit whatever shares its batches.
     """
 
-    def __init__(self, denoiser: Denoiser, max_batch: int = 32) -> None:
+    def __init__(self, denoiser: Denoiser, max_batch: int = 32, exact: bool = False) -> None:
         self.denoiser = denoiser
         self.max_batch = max_batch
+        self.exact = exact
         self.gradient_batch = max(1, max_batch // 4)  # activations are kept; halved by itself, too
 
     def prime(self, searches: Sequence[Search]) -> None:
@@ -71,33 +75,79 @@ class Engine:
         Raises:
             UserError: The journal is of other searches.
         """
+        for _ in self.steps(searches, stop, journal):
+            if tick:
+                tick(searches)
+
+    def steps(
+        self,
+        searches: Sequence[Search] = (),
+        stop: Callable[[], str] = lambda: "",
+        journal: Journal | None = None,
+        more: Callable[[int], Sequence[Search]] = lambda running: (),
+    ) -> Iterator[list[Search]]:
+        """Does the same step by step, and takes in further searches on the way.
+
+        Args:
+            searches: As in `run`.
+            stop: As in `run`.
+            journal: As in `run`; of the first searches alone.
+            more: Given how many are running, the primed searches to begin with now. It is asked before every engine
+                step, and once more when none is running.
+
+        Yields:
+            The searches that ended in each engine step, with their outcomes.
+
+        Raises:
+            UserError: The journal is of other searches.
+        """
+        running = list(searches)
         try:
             with torch.no_grad():
-                self.prime(searches)
+                self.prime(running)
                 if journal is not None:
-                    self._replay(searches, journal)
-                while active := [s for s in searches if s.running]:
-                    self._check_stops(active, stop())
-                    for search in active:
-                        search.rounds += not search.stopped
-                    self._predict([s for s in active if isinstance(s._request, Predict)])
-                    self._score([s for s in active if isinstance(s._request, Score)])
-                    self._differentiate([s for s in active if isinstance(s._request, Gradient)])
-                    if journal is not None:
-                        journal.step()
-                    if tick:
-                        tick(searches)
-                for search in searches:
-                    if search.best is None:
-                        self._show_preview(search)
-                    if search._unheard and not search._heard and search.stopped in ("budget", "complete"):
-                        search.stopped = "verifier"
-                    search.mark()
+                    self._replay(running, journal)
+                ended = self._conclude(running)
+            while True:
+                if ended:
+                    yield ended
+                running = [search for search in running if search.running]
+                running += more(len(running))
+                if not running:
+                    return
+                with torch.no_grad():
+                    if active := [search for search in running if search.running]:
+                        self._step(active, stop())
+                        if journal is not None:
+                            journal.step()
+                    ended = self._conclude(running)
+                if active and not ended:
+                    yield ended
         finally:
-            for search in searches:
+            for search in running:
                 search.steps.close()
             if journal is not None:
                 journal.write()
+
+    def _step(self, active: Sequence[Search], stop: str) -> None:
+        """Answers one request of each search."""
+        self._check_stops(active, stop)
+        for search in active:
+            search.rounds += not search.stopped
+        self._predict([s for s in active if isinstance(s._request, Predict)])
+        self._score([s for s in active if isinstance(s._request, Score)])
+        self._differentiate([s for s in active if isinstance(s._request, Gradient)])
+
+    def _conclude(self, searches: Sequence[Search]) -> list[Search]:
+        """Those that have ended, each left with an answer."""
+        ended = [search for search in searches if not search.running]
+        for search in ended:
+            if search.best is None:
+                self._show_preview(search)
+            if search._unheard and not search._heard and search.stopped in ("budget", "complete"):
+                search.stopped = "verifier"
+            search.mark()
+        return ended
 
     def _replay(self, searches: Sequence[Search], journal: Journal) -> None:
         """Answers the searches from the journal until it has no more, and has them write to it from there."""
@@ -212,14 +262,16 @@ class Engine:
         x = torch.cat([x for _, x, _ in members])
         counts = [len(x) for _, x, _ in members]
         times = torch.tensor([t for _, _, t in members], dtype=torch.float64).repeat_interleave(torch.tensor(counts))
-        same = bool((times == times[0]).all())
+        same = bool((times == times[0]).all()) and not (self.exact and self.denoiser.mixed_times)
         cond = _stack([s.problem.cond for s, _, _ in members], counts)
+        rows = self._fill(len(x))
 
         def work(a: int, b: int) -> Tensor:
-            t = float(times[a]) if same else times[a:b]
-            return self.denoiser.predict(x[a:b], t, cond.at(range(a, b)))
+            part = rows[a:b]
+            t = float(times[0]) if same else times[part]
+            return self.denoiser.predict(x[part], t, cond.at(part))
 
-        return torch.cat(self._in_batches(len(x), work))
+        return torch.cat(self._in_batches(len(rows), work))[: len(x)]
 
     # ---------------------------------------------------------------------------------------------- rewards
 
@@ -250,10 +302,13 @@ class Engine:
         prompts = [s.problem.cond.prompt for s, n in zip(members, counts, strict=True) for _ in range(n)]
         notice = _notices(members)
 
-        def work(a: int, b: int) -> Tensor:
-            return opinions(members[0].verifier, images[a:b], prompts[a:b], notice)
+        rows = self._fill(len(x0))
 
-        said = torch.cat(self._in_batches(len(x0), work))
+        def work(a: int, b: int) -> Tensor:
+            part = rows[a:b]
+            return opinions(members[0].verifier, images[part], [prompts[i] for i in part], notice)
+
+        said = torch.cat(self._in_batches(len(rows), work))[: len(x0)]
         failed = said.isnan().any(1)
         said[failed | ~finite.cpu() | black.cpu()] = -math.inf
         for search, request, part, pictures, good, dark, lost in zip(
@@ -323,21 +378,26 @@ class Engine:
         prompts = [s.problem.cond.prompt for s, n in zip(members, counts, strict=True) for _ in range(n)]
         verifier, notice, decoder = members[0].verifier, _notices(members), _decoder(members[0])
 
+        chosen = self._fill(len(x), "gradient_batch")
+
         def work(a: int, b: int) -> tuple[Tensor, ...]:
-            part = cond.at(range(a, b))
+            part = chosen[a:b]
+            there = cond.at(part)
             with torch.inference_mode(False), torch.enable_grad():
-                leaf = x[a:b].clone().requires_grad_()
-                end, x0 = (leaf, leaf) if first.to is None else self._solve(leaf, first, part)
-                images = self.denoiser.decode(x0, part, decoder)
+                leaf = x[part].clone().requires_grad_()
+                end, x0 = (leaf, leaf) if first.to is None else self._solve(leaf, first, there)
+                images = self.denoiser.decode(x0, there, decoder)
                 sound = (x0.flatten(1).isfinite().all(1) & images.flatten(1).isfinite().all(1)).reshape(-1, 1, 1, 1)
                 # As in _score_group: one NaN must not spoil a verifier's batch.
-                scores = opinions(verifier, torch.where(sound, images, 0.0), prompts[a:b], notice, detach=False)[:, 0]
+                asked = [prompts[i] for i in part]
+                scores = opinions(verifier, torch.where(sound, images, 0.0), asked, notice, detach=False)[:, 0]
                 gradient = torch.zeros_like(leaf)
                 if scores.requires_grad:
                     (gradient,) = torch.autograd.grad(scores[scores.isfinite()].sum(), leaf)
             return end.detach(), x0.detach(), images.detach(), scores.detach(), gradient
 
-        rows = [torch.cat(parts) for parts in zip(*self._in_batches(len(x), work, "gradient_batch"), strict=True)]
+        done = self._in_batches(len(chosen), work, "gradient_batch")
+        rows = [torch.cat(parts)[: len(x)] for parts in zip(*done, strict=True)]
         end, x0, images, scores, gradient = rows
         failed = scores.isnan()
         good = x0.flatten(1).isfinite().all(1) & images.flatten(1).isfinite().all(1)
@@ -381,11 +441,13 @@ class Engine:
         ``preview`` takes the place of the VAE.
         """
         cond = _stack(conds, counts)
+        rows = self._fill(len(x0))
 
         def work(a: int, b: int) -> Tensor:
-            return self.denoiser.decode(x0[a:b], cond.at(range(a, b)), preview)
+            part = rows[a:b]
+            return self.denoiser.decode(x0[part], cond.at(part), preview)
 
-        return torch.cat(self._in_batches(len(x0), work))
+        return torch.cat(self._in_batches(len(rows), work))[: len(x0)]
 
     def _show_preview(self, search: Search) -> None:
         """The answer of a search that was stopped before it finished anything: its most promising preview."""
@@ -404,9 +466,14 @@ class Engine:
             scores = search.reward(said)
             search.meter.charge(verifier_calls=1, **({"eflops": price.score} if price else {}))
         search.notice("The search was stopped before it finished an image; this is its best preview.")
-        search.keep(images, held.x0, scores, held.seeds, 0, finished=held.finished)
+        search.crown(images, held.x0, scores, held.seeds, 0, finished=held.finished)
 
     # -------------------------------------------------------------------------------------------- micro-batches
+
+    def _fill(self, n: int, size: str = "max_batch") -> list[int]:
+        """Which of ``n`` rows to compute: each once, and if exact the last one again until the batches are full."""
+        most = getattr(self, size)
+        return [*range(n), *[n - 1] * (-n % most if self.exact else 0)]
 
     def _in_batches(self, n: int, work: Callable[[int, int], T], size: str = "max_batch") -> list[T]:
         """``work(a, b)`` on equal slices of range(n), halved when memory runs out."""

@@ -67,6 +67,12 @@ def tensor(source: Source) -> Tensor:
         return _pixels(ImageOps.exif_transpose(image))
 
 
+def to_pil(image: Tensor) -> Image.Image:
+    """A PIL image of a tensor (3, h, w) in [0, 1], rounded as diffusers does."""
+    pixels = (image.clamp(0, 1).permute(1, 2, 0).cpu().numpy() * 255).round().astype("uint8")
+    return Image.fromarray(pixels)
+
+
 def prompt_in(parameters: str) -> str | None:
     """The prompt in A1111's text: what precedes the negative prompt and the line of settings."""
     lines = parameters.strip().splitlines()

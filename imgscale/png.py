@@ -104,6 +104,7 @@ class Record(_Strict):
     preview_decoder: Name | None = None
     verifier_timeout: Annotated[float, Field(gt=0)] | None = None
     max_batch: Annotated[int, Field(ge=1, le=4096)]
+    exact: bool = False
     pipeline_arguments: Annotated[dict[Name, Scalar], Field(max_length=100)] = {}
     pipeline: dict[str, JsonValue] = {}
     verifiers: dict[str, JsonValue] = {}

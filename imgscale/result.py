@@ -67,7 +67,7 @@ class SearchOutput:
     """The outcome of a search.
 
     Args:
-        images: PIL images; the first is the winner.
+        images: PIL images, the best first: the winner, and as many more as were to be kept.
         scores: The winner's scores by verifier name, the steering one first.
         seeds: The key of the prior noise of each image.
         nfe: Model evaluations spent.
@@ -79,6 +79,7 @@ class SearchOutput:
         finished: False if the image is only a preview, because the search was stopped before it finished one.
         settings: All that is needed to run it again.
         events: Notices of what went wrong on the way without ending the search.
+        gallery: The candidates behind ``images``, the winner first, with their own scores.
     """
 
     prompt: str
@@ -95,6 +96,7 @@ class SearchOutput:
     finished: bool
     settings: dict[str, Any]
     events: list[str]
+    gallery: list[Candidate] = field(default_factory=list)
 
     @property
     def nfe(self) -> int:

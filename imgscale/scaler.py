@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,51 +10,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import imgscale
-from imgscale import hacking, previews, registry, usefulness, verification
+from imgscale import asks, hacking, previews, registry, usefulness, verification
+from imgscale.asks import Ask, Done, Searcher
 from imgscale.budget import Budget, Meter, Price
 from imgscale.engine import Engine
 from imgscale.errors import UserError
+from imgscale.images import to_pil
 from imgscale.journal import Journal
 from imgscale.models import ModelSettings, folder_of, load_pipeline
 from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
-from imgscale.rewards import Verifier, is_ensemble, panel, timed
+from imgscale.rewards import Verifier, panel, timed
 from imgscale.search import Search
 from imgscale.usefulness import Usefulness
 from imgscale.verification import VerifierLike
+from imgscale.watch import Progress, Watch
 
 if TYPE_CHECKING:
     import torch
-    from PIL.Image import Image
-    from torch import Tensor
 
     from imgscale.cost import Cost
-
-Searcher = Callable[..., Verb]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a callback hears after every engine step.
-
-    Args:
-        searches: How many run together.
-        nfe: Model evaluations spent by all of them.
-        total: What they may spend together, or None.
-        best: The best scores so far, one per search; None while there is none.
-        rounds: Engine steps so far, one number per search; they stand still once it has stopped.
-        preview: Decodes the most promising x0 of a search, by its number: a PIL image, or None at the very start.
-        cancel: Ends all searches with their best so far; with ``finish=True`` as a deadline does, once each has
-            finished an image.
-    """
-
-    searches: int
-    nfe: int
-    total: int | None
-    best: list[float | None]
-    rounds: list[int]
-    preview: Callable[[int], Image | None]
-    cancel: Callable[..., None]
 
 
 def load(
@@ -65,6 +38,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     max_batch: int = 32,
+    exact: bool = False,
 ) -> Scaler:
     """A model, ready to search with.
 
@@ -74,6 +48,8 @@ def load(
         device: Where to load to; the accelerator if there is one.
         dtype: Of the weights; float32 on a CPU and bfloat16 elsewhere.
         max_batch: Images per call of the network; halved by itself when memory runs out.
+        exact: Fill every call up to ``max_batch``, so that an image is the same to the bit whatever else is searched
+            for at the time. Small requests cost as much as large ones then: for many searches at once.
 
     Raises:
         UserError: It can't be loaded; the message says why and what to do.
@@ -84,7 +60,7 @@ def load(
         raise UserError(f"max_batch can't be {max_batch!r}; give a whole number of at least 1.")
     pipe, name, settings = load_pipeline(model, device=device, dtype=dtype)
     measured = usefulness.known(folder_of(model), name)
-    return Scaler(Engine(Denoiser(pipe, settings.defaults), max_batch), name, settings, measured)
+    return Scaler(Engine(Denoiser(pipe, settings.defaults), max_batch, exact), name, settings, measured)
 
 
 class Scaler:
@@ -113,6 +89,7 @@ class Scaler:
         self.usefulness = dict(usefulness or {})
         self.price: Price | None = None
         self._verifiers: dict[Any, Verifier] = {}
+        self._patience: dict[tuple[int, float], tuple[Verifier, Verifier]] = {}
         self._previews: dict[str, Any] = {}
         self._costs: dict[Any, tuple[Cost, Any]] = {}
 
@@ -138,6 +115,7 @@ class Scaler:
         journal: str | Path | None = None,
         preview: Any = None,
         verifier_timeout: float | None = None,
+        keep: int | None = 1,
         **pipeline_arguments: Any,
     ) -> Any:
         """Searches for the image of a prompt that the verifier likes best.
@@ -165,6 +143,7 @@ class Scaler:
                 `AutoencoderTiny`, or a loaded one; the model's default for None. Finished images always come from the
                 VAE, and the winner's score by its preview is kept beside that of the image.
             verifier_timeout: Seconds that one call of a verifier may take; more costs its images −inf.
+            keep: How many finished images the output holds, the best first; all of them for None.
             plain: Also make the pipeline's own image for comparison, outside of the budget.
             progress: Show a tqdm bar.
             callback: Called after every engine step, also to cancel.
@@ -179,47 +158,159 @@ class Scaler:
         prompts = list(prompt) if isinstance(prompt, Iterable) and not isinstance(prompt, str) else [prompt]
         if not prompts:
             raise UserError("The list of prompts can't be empty; give at least one.")
-        for text in prompts:
-            if not isinstance(text, str) or not text.strip():
-                raise UserError(f"The prompt can't be {text!r}; write what the image should show.")
-        seeds = _seeds(seed, prompt, len(prompts))
         limits = Budget.of(budget)
+        judge = verifier if isinstance(verifier, str) else self.verifier(verifier)
+        reports = [spec if isinstance(spec, str) else self.verifier(spec) for spec in report]
+        made = [
+            self._prepare(
+                Ask(
+                    prompt=text,
+                    negative_prompt=negative_prompt,
+                    searcher=searcher,
+                    guide=guide,
+                    verifier=judge,
+                    report=reports,
+                    budget=limits,
+                    seed=each,
+                    height=height,
+                    width=width,
+                    num_inference_steps=num_inference_steps,
+                    guidance_scale=guidance_scale,
+                    options=options,
+                    plain=plain,
+                    preview=preview,
+                    verifier_timeout=verifier_timeout,
+                    keep=keep,
+                    pipeline_arguments=pipeline_arguments,
+                )
+            )
+            for text, each in zip(prompts, asks.seeds(seed, not isinstance(prompt, str), len(prompts)), strict=True)
+        ]
+        searches = [each.search for each in made]
+        self.engine.prime(searches)
+        seeds = [each.ask.seed for each in made]
+        asked = {"imgscale": imgscale.__version__, "prompts": prompts, "seeds": seeds, **made[0].settings}
+        log = None if journal is None else Journal(Path(journal).expanduser(), asked)
+        total = None if limits.nfe is None else limits.nfe * len(searches)
+        with Watch(self.engine, total, progress, callback) as watch:
+            plains = [each.plain for each in made if each.plain is not None]
+            for s in plains:
+                s.meter.restart()
+            self.engine.run(plains, lambda _: watch.tick(searches), watch.stop)
+            for s in searches:  # the clock of a search starts now, not while others were made
+                s.meter.restart()
+            self.engine.run(searches, watch.tick, watch.stop, log)
+        outputs = [self._output(each) for each in made]
+        return outputs[0] if isinstance(prompt, str) else outputs
+
+    def stream(
+        self,
+        asks: Iterable[Ask],
+        *,
+        together: int = 8,
+        callback: Callable[[Progress], None] | None = None,
+    ) -> Iterator[Done]:
+        """Searches one after the other and several at a time, so that requests of different prompts fill batches.
+
+        The next search begins when one has ended, so that ``asks`` may be any length. The plain image of a search is
+        made beside it.
+
+        Args:
+            asks: What to search for; read as there is room.
+            together: How many searches run at a time.
+            callback: Called after every engine step with the searches that run; may cancel all of them, and then no
+                further one begins.
+
+        Yields:
+            Each search as it ends, in no certain order. One that can't begin leaves the others alone.
+
+        Raises:
+            UserError: ``together`` is no number of searches.
+        """
+        if isinstance(together, bool) or not isinstance(together, int) or together < 1:
+            raise UserError(f"together can't be {together!r}; give how many searches run at a time, from 1 on.")
+        waiting = enumerate(asks)
+        here: dict[int, _Prepared] = {}
+        refused: list[Done] = []
+
+        def more(_: int) -> list[Search]:
+            new: list[Search] = []
+            while len(here) < together and not watch.stop():
+                if (found := next(waiting, None)) is None:
+                    break
+                place, ask = found
+                try:
+                    made = self._prepare(ask)
+                    searches = [made.search] if made.plain is None else [made.search, made.plain]
+                    self.engine.prime(searches)
+                except UserError as error:
+                    refused.append(Done(ask, place, error=error))
+                    break  # said before the next one is begun
+                for search in searches:
+                    search.meter.restart()
+                here[place] = made
+                new += searches
+            return new
+
+        with Watch(self.engine, None, False, callback) as watch:
+            while True:
+                for _ in self.engine.steps((), watch.stop, more=more):
+                    if here:
+                        watch.tick([made.search for made in here.values()], list(here))
+                    for place, made in [item for item in here.items() if item[1].over]:
+                        del here[place]
+                        watch.leave(made.search)
+                        yield Done(made.ask, place, self._output(made))
+                    yield from refused
+                    refused.clear()
+                if not refused:
+                    return
+                yield from refused
+                refused.clear()
+
+    def _prepare(self, ask: Ask) -> _Prepared:
+        """A search that is ready to begin.
+
+        Raises:
+            UserError: What is asked for doesn't exist or can't be done.
+        """
+        ask.check()
+        limits = Budget.of(ask.budget)
+        searcher, guide = ask.searcher, ask.guide
         if isinstance(searcher, str):
             given = str(guide) if guide is not None else None
             searcher, named = registry.compose(searcher, given)
             guide = guide if named == given else named
-        name, make, searcher_options = _searcher(searcher, options)
-        guide_name, guided = _guide(guide)
-        judge = patient = self.verifier(verifier)
-        reports = _distinct(judge, [self.verifier(spec) for spec in report])
-        if verifier_timeout is not None:
-            judge, *reports = (timed(v, _seconds(verifier_timeout)) for v in (judge, *reports))
-        decoder = self.preview(self.settings.preview if preview is None else preview)
-
-        steps = self._steps(num_inference_steps)
-        useful = self._useful(verifier)
-        size = {"height": height, "width": width, "guidance_scale": guidance_scale}
-        price = self._price(
-            limits, patient, decoder, {**size, "negative_prompt": negative_prompt, **pipeline_arguments}
+        name, make, options = asks.searcher(searcher, ask.options)
+        guide_name, guided = asks.guide(guide)
+        judge = patient = self.verifier(ask.verifier)
+        reports = asks.distinct(judge, [self.verifier(spec) for spec in ask.report])
+        if ask.verifier_timeout is not None:
+            judge, *reports = (self._timed(v, float(ask.verifier_timeout)) for v in (judge, *reports))
+        decoder = self.preview(self.settings.preview if ask.preview is None else ask.preview)
+        steps = self._steps(ask.num_inference_steps)
+        useful = self._useful(ask.verifier)
+        guidance = self.settings.guidance_scale if ask.guidance_scale is None else ask.guidance_scale
+        size = {"height": ask.height, "width": ask.width, "guidance_scale": ask.guidance_scale}
+        arguments = {**size, "negative_prompt": ask.negative_prompt, **ask.pipeline_arguments}
+        price = self._price(limits, patient, decoder, arguments)
+        cond = self.engine.denoiser.encode(
+            ask.prompt,
+            ask.negative_prompt,
+            height=ask.height,
+            width=ask.width,
+            guidance_scale=guidance,
+            **ask.pipeline_arguments,
         )
-        conds = [
-            self.engine.denoiser.encode(
-                text,
-                negative_prompt,
-                height=height,
-                width=width,
-                guidance_scale=self.settings.guidance_scale if guidance_scale is None else guidance_scale,
-                **pipeline_arguments,
-            )
-            for text in prompts
-        ]
+        if self.engine.exact:
+            _encode_alone(ask.prompt, (judge, *reports))
 
-        def search(cond: Any, seed: int, budget: Budget, make: Callable[[Problem], Verb]) -> Search:
+        def search(budget: Budget, make: Callable[[Problem], Verb], keep: int | None = 1) -> Search:
             problem = Problem(
                 self.engine.denoiser,
                 cond,
                 steps=steps,
-                seed=seed,
+                seed=ask.seed,
                 meter=Meter(budget, price=price),
                 distilled=self.settings.distilled,
                 path=self.settings.path,
@@ -228,56 +319,41 @@ class Scaler:
                 guide=guided,
                 usefulness=useful,
             )
-            _check_budget(budget, problem)
-            return Search(problem, make(problem), judge, reports, decoder)
+            asks.check_budget(budget, problem)
+            return Search(problem, make(problem), judge, reports, decoder, keep)
 
         def steer(problem: Problem) -> Verb:
-            return make(problem, np.random.default_rng((problem.seed, 1)), **searcher_options)
+            return make(problem, np.random.default_rng((problem.seed, 1)), **options)
 
         settings: dict[str, Any] = {
             "model": self.name,
-            "negative_prompt": negative_prompt,
+            "negative_prompt": ask.negative_prompt,
             "searcher": name,
-            "options": searcher_options,
+            "options": options,
             "guide": guide_name,
             "usefulness": None if useful is None else asdict(useful),  # measured anew, the search would be another
-            "verifier": verifier if isinstance(verifier, str) else judge.name,
-            "report": [v if isinstance(v, str) else self.verifier(v).name for v in report],
+            "verifier": ask.verifier if isinstance(ask.verifier, str) else judge.name,
+            "report": [v if isinstance(v, str) else self.verifier(v).name for v in ask.report],
             "verifiers": {v.name: v.identity() for v in (judge, *reports)},
-            "verifier_timeout": verifier_timeout,
-            "preview": (preview or self.settings.preview) if isinstance(preview, str | None) else str(type(preview)),
+            "verifier_timeout": ask.verifier_timeout,
+            "preview": (ask.preview or self.settings.preview)
+            if isinstance(ask.preview, str | None)
+            else str(type(ask.preview)),
             "preview_decoder": previews.identity(decoder),
             "budget": {k: v for k, v in asdict(limits).items() if v is not None},
-            "height": conds[0].height,
-            "width": conds[0].width,
+            "height": cond.height,
+            "width": cond.width,
             "num_inference_steps": steps,
-            "guidance_scale": self.settings.guidance_scale if guidance_scale is None else guidance_scale,
-            "pipeline_arguments": pipeline_arguments,
+            "guidance_scale": guidance,
+            "pipeline_arguments": dict(ask.pipeline_arguments),
             "pipeline": self.engine.denoiser.description,
+            "exact": self.engine.exact,
         }
         if price is not None and limits.eflops is not None:
             settings["price"] = asdict(price)  # counted anew, the search might be another
-        plains: list[Search] = []
-        searches = [search(cond, seed, limits, steer) for cond, seed in zip(conds, seeds, strict=True)]
-        self.engine.prime(searches)
-        asked = {"imgscale": imgscale.__version__, "prompts": prompts, "seeds": seeds, **settings}
-        log = None if journal is None else Journal(Path(journal).expanduser(), asked)
-        with _Watch(self.engine, searches, limits, progress, callback) as watch:
-            if plain:
-                one = Budget(nfe=searches[0].problem.sample_nfe)
-                plains = [search(cond, seed, one, _one_sample) for cond, seed in zip(conds, seeds, strict=True)]
-                for s in plains:
-                    s.meter.restart()
-                self.engine.run(plains, lambda _: watch.tick(searches), watch.stop)
-            for s in searches:  # the clock of a search starts now, not while others were made
-                s.meter.restart()
-            self.engine.run(searches, watch.tick, watch.stop, log)
-        settings["max_batch"] = self.engine.max_batch
-        outputs = [
-            self._output(text, s, plains[i] if plains else None, settings)
-            for i, (text, s) in enumerate(zip(prompts, searches, strict=True))
-        ]
-        return outputs[0] if isinstance(prompt, str) else outputs
+        wanted = search(limits, steer, ask.keep)
+        one = Budget(nfe=wanted.problem.sample_nfe)
+        return _Prepared(ask, wanted, search(one, _one_sample) if ask.plain else None, settings)
 
     def verifier(self, spec: VerifierLike) -> Verifier:
         """The verifier of a name, a name with options, or a function; made once and kept.
@@ -293,6 +369,13 @@ class Scaler:
                 spec, clip=self.settings.clip, device=device, member=self.verifier
             )
         return self._verifiers[spec]
+
+    def _timed(self, verifier: Verifier, seconds: float) -> Verifier:
+        """One for all searches, or else they couldn't share its batches."""
+        key = id(verifier), seconds
+        if key not in self._patience:
+            self._patience[key] = verifier, timed(verifier, seconds)  # alive, or another might get its id
+        return self._patience[key][1]
 
     def preview(self, preview: Any) -> Any:
         """The decoder of previews that is meant, or None for the VAE; loaded once and kept. See `imgscale.previews`.
@@ -379,37 +462,60 @@ class Scaler:
             raise UserError(f"num_inference_steps can't be {steps!r}; give a whole number from 1 to 1000.")
         return steps
 
-    def _output(self, prompt: str, search: Search, plain: Search | None, settings: dict[str, Any]) -> SearchOutput:
+    def _output(self, made: _Prepared) -> SearchOutput:
+        search, settings = made.search, made.settings
         best = search.best
         assert best is not None, "the engine always leaves an answer"
         reports = [verifier.name for verifier in search.reports]
         if (said := hacking.warning(search.verifier.name, search.trace, reports)) is not None:
             search.notice(said)
+        gallery = search.gallery(lambda x0: self.engine.decode(x0, [search.problem.cond], [len(x0)]))
+        for candidate in gallery:
+            for verifier in search.reports:
+                if verifier.name not in candidate.report:  # it never was the best
+                    candidate.report[verifier.name] = float(search.judge(verifier, candidate.image[None])[0])
+                    search.meter.charge(report_calls=1)
         stopped = {"stopped": search.stopped, "rounds": search.rounds, "nfe": search.meter.ledger.nfe}
+        batch = {"max_batch": self.engine.max_batch}
         return SearchOutput(
-            prompt=prompt,
+            prompt=made.ask.prompt,
             model=self.name,
             searcher=registry.composed(settings["searcher"], settings["guide"]),
             verifier=search.verifier.name,
-            images=[to_pil(best.image)],
+            images=[to_pil(candidate.image) for candidate in gallery],
             scores=_scores(search, best),
-            seeds=[best.seed],
+            seeds=[candidate.seed for candidate in gallery],
             ledger=search.meter.ledger,
             trace=search.trace,
-            plain=_plain(search, plain),
+            plain=_plain(search, made.plain),
             stopped=search.stopped,
             finished=best.finished,
-            settings={"prompt": prompt, "seed": search.problem.seed, **settings, **stopped},
+            settings={"prompt": made.ask.prompt, "seed": made.ask.seed, **settings, **batch, **stopped},
             events=search.events,
+            gallery=gallery,
         )
 
 
-def to_pil(image: Tensor) -> Image:
-    """A PIL image of a tensor (3, h, w) in [0, 1], rounded as diffusers does."""
-    from PIL import Image
+@dataclass(frozen=True)
+class _Prepared:
+    """A search that was asked for, the plain sample beside it, and its settings for records."""
 
-    pixels = (image.clamp(0, 1).permute(1, 2, 0).cpu().numpy() * 255).round().astype("uint8")
-    return Image.fromarray(pixels)
+    ask: Ask
+    search: Search
+    plain: Search | None
+    settings: dict[str, Any]
+
+    @property
+    def over(self) -> bool:
+        return not (self.search.running or (self.plain is not None and self.plain.running))
+
+
+def _encode_alone(prompt: str, judges: Iterable[Verifier]) -> None:
+    """Has verifiers that remember texts encode this one now: in a batch, its last bits would depend on the others."""
+    for verifier in (member for judge in judges for member in panel(judge)):
+        embed = getattr(verifier, "embed_texts", None)
+        if embed is not None:
+            embed([prompt])
 
 
 def _scores(search: Search, best: Candidate) -> dict[str, float]:
@@ -423,46 +529,6 @@ def _plain(search: Search, plain: Search | None) -> Plain | None:
     return Plain(to_pil(plain.best.image), scores, plain.meter.ledger)
 
 
-def _distinct(judge: Verifier, reports: Sequence[Verifier]) -> list[Verifier]:
-    """The reports without repetitions and without the judge itself; results tell verifiers apart by name.
-
-    Of an ensemble, results hold what its members say in any case.
-    """
-    named = {judge.name: judge, **{member.name: member for member in panel(judge)}}
-    known = len(named)
-    for verifier in reports:
-        if is_ensemble(verifier):
-            raise UserError(
-                f"The ensemble {verifier.name!r} can't report, since its scores only compare the images of one search;"
-                " give its members."
-            )
-        other = named.setdefault(verifier.name, verifier)
-        if getattr(other, "function", other) is not getattr(verifier, "function", verifier):
-            raise UserError(f"Two verifiers are called {verifier.name!r}; give one of them another name.")
-    return list(named.values())[known:]
-
-
-def _seeds(seed: int | Sequence[int], prompt: object, n: int) -> list[int]:
-    """A seed for each of ``n`` prompts."""
-    several = isinstance(seed, Sequence) and not isinstance(seed, str)
-    seeds = list(seed) if several else [seed] * n  # type: ignore[arg-type]
-    if several and (isinstance(prompt, str) or len(seeds) != n):
-        raise UserError(
-            f"There can't be {len(seeds)} seeds for {n} prompts; give one, or a list with one for each prompt."
-        )
-    for value in seeds:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-            raise UserError(f"The seed can't be {value!r}; give a whole number from 0 to 2**63 - 1.")
-    return seeds  # type: ignore[return-value]
-
-
-def _seconds(value: Any) -> float:
-    right = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value) and value > 0
-    if not right:
-        raise UserError(f"verifier_timeout can't be {value!r}; give a positive number of seconds, such as 30.")
-    return float(value)
-
-
 def _one_sample(problem: Problem) -> Verb:
     samples = yield from problem.sample(1)
     yield from problem.score(samples)
@@ -473,90 +539,3 @@ def _cost_key(judge: Verifier | None, decoder: Any, arguments: Mapping[str, Any]
     from imgscale.conditions import freeze
 
     return id(getattr(judge, "function", judge)), id(decoder), freeze(arguments)
-
-
-def _check_budget(budget: Budget, problem: Problem) -> None:
-    sample_nfe, price = problem.sample_nfe, problem.meter.price
-    if budget.eflops is not None and price is not None:
-        least = price.text + sample_nfe * price.nfe + price.image
-        if budget.eflops < least:
-            raise UserError(
-                f"A budget of {budget.eflops:.3g} eFLOPs can't finish one image, which takes {least:.3g}; give a budget"
-                " of that or more, or fewer steps."
-            )
-    if budget.nfe is not None and budget.nfe < sample_nfe:
-        raise UserError(
-            f"A budget of {budget.nfe} model evaluations can't finish one image, which takes {sample_nfe}; give"
-            f" a budget of {sample_nfe} or more, or fewer steps."
-        )
-
-
-def _searcher(spec: str | Searcher, options: Mapping[str, Any] | None) -> tuple[str, Searcher, dict[str, Any]]:
-    if isinstance(spec, str):
-        entry, checked = registry.searcher.resolve(spec, options)
-    elif inspect.isgeneratorfunction(spec):
-        entry = registry.Entry(getattr(spec, "__name__", "custom").replace("_", "-"), spec)
-        checked = entry.check(options or {})
-    else:
-        raise UserError(f"The searcher can't be {spec!r}; give a name or a generator function (problem, rng).")
-    return entry.name, entry.target, checked
-
-
-def _guide(spec: str | Guide | None) -> tuple[str | None, Guide | None]:
-    """What records call a guide, and the guide."""
-    if spec is None or not isinstance(spec, str):
-        return None if spec is None else getattr(spec, "__name__", None) or str(spec), spec
-    entry, options = registry.guide.resolve(spec)
-    return spec, entry.target(**options)
-
-
-class _Watch:
-    """Progress for people: a tqdm bar and the callback; and the wish to cancel."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        searches: Sequence[Search],
-        budget: Budget,
-        progress: bool,
-        callback: Callable[[Progress], None] | None,
-    ) -> None:
-        self._engine, self._searches, self._callback = engine, searches, callback
-        self._total = None if budget.nfe is None else budget.nfe * len(searches)
-        self._show = progress
-        self._stop = ""
-
-    def __enter__(self) -> _Watch:
-        from tqdm.auto import tqdm
-
-        self._bar = tqdm(total=self._total, unit="NFE", disable=not self._show, leave=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def stop(self) -> str:
-        return self._stop
-
-    def cancel(self, finish: bool = False) -> None:
-        self._stop = "deadline" if finish else "cancelled"
-
-    def tick(self, searches: Sequence[Search]) -> None:
-        nfe = sum(s.meter.ledger.nfe for s in searches)
-        best = [s.best.score if s.best else None for s in searches]
-        known = [score for score in best if score is not None and math.isfinite(score)]
-        if known:
-            self._bar.set_postfix(best=f"{sum(known) / len(known):.4f}", refresh=False)
-        self._bar.update(nfe - self._bar.n)
-        if self._callback:
-            rounds = [s.rounds for s in searches]
-            self._callback(Progress(len(searches), nfe, self._total, best, rounds, self._preview, self.cancel))
-
-    def _preview(self, index: int) -> Image | None:
-        search = self._searches[index]
-        if search.best is not None:
-            return to_pil(search.best.image)
-        held = search.problem.incumbent
-        if held is None:
-            return None
-        return to_pil(self._engine.decode(held.x0, [search.problem.cond], [1], search.preview)[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,25 @@ from imgscale.rewards import Verifier, is_ensemble, judge, panel
 
 
 @dataclass
+class Kept:
+    """A finished candidate, whose image is decoded again only if the journal had no room for it.
+
+    Args:
+        score: The steering verifier's.
+        seed: The key of the prior noise it grew from.
+        latents: float32 (*latent), on the CPU.
+        image: float32 (3, h, w) in [0, 1], on the CPU, or None.
+        said: What an ensemble's members said of it, (1, members).
+    """
+
+    score: float
+    seed: int
+    latents: Tensor
+    image: Tensor | None
+    said: Tensor | None
+
+
+@dataclass
 class Search:
     """One search in the engine's care.
 
@@ -29,6 +48,7 @@ class Search:
         verifier: The one that steers.
         reports: Verifiers that score each new best image and never steer.
         preview: Decodes what isn't finished, in the place of the VAE; see `imgscale.previews`.
+        keep: How many finished candidates to keep, at least 1; all of them for None.
         best: The best finished image so far.
         trace: A point for every new best.
         events: What went wrong without ending the search.
@@ -44,6 +64,7 @@ class Search:
     verifier: Verifier
     reports: Sequence[Verifier] = ()
     preview: Any = None
+    keep: int | None = 1
     best: Candidate | None = None
     trace: list[TracePoint] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
@@ -52,6 +73,7 @@ class Search:
     number: int = 0
     journal: Journal | None = None
     seen: Tensor | None = None
+    _kept: list[Kept] = field(default_factory=list)  # the best finished ones, best first, if more than one is kept
     _said: Tensor | None = None  # the same of the images at hand
     _said_of_best: Tensor | None = None  # and of the best one, (1, members)
     _request: Request | None = None
@@ -146,12 +168,54 @@ class Search:
             self.problem.done = True
             i = int(scores.argmax())
             if self.best is None or float(scores[i]) > self.best.score:
-                self.keep(images, particles.x0, scores, particles.seeds, i)
+                self.crown(images, particles.x0, scores, particles.seeds, i)
+            if self.keep != 1:
+                self._collect(images, scores, particles)
         if not self._closing and self.best is not None and self.problem.ceiling is not None:
             if self.best.score >= self.problem.ceiling:
                 self.end("ceiling")
 
-    def keep(
+    def _collect(self, images: Tensor | None, scores: Tensor, particles: Particles) -> None:
+        """Takes finished candidates in, and lets those go that are no longer among the best."""
+        if is_ensemble(self.verifier) and self.seen is not None and self._kept:
+            said = torch.cat([kept.said for kept in self._kept if kept.said is not None])
+            for kept, value in zip(self._kept, self.verifier.combine(said, self.seen).tolist(), strict=True):
+                kept.score = value
+        least = self._kept[-1].score if self.keep is not None and len(self._kept) >= self.keep else -math.inf
+        for i in (scores > least).nonzero().flatten().tolist():
+            self._kept.append(
+                Kept(
+                    float(scores[i]),
+                    int(particles.seeds[i]),
+                    particles.x0[i].cpu().clone(),
+                    None if images is None else images[i].nan_to_num(0.0, 1.0, 0.0).cpu().clone(),
+                    None if self._said is None else self._said[i : i + 1],
+                )
+            )
+        self._kept.sort(key=lambda kept: -kept.score)  # stable: of equal ones the first stays first
+        del self._kept[len(self._kept) if self.keep is None else self.keep :]
+
+    def gallery(self, decode: Callable[[Tensor], Tensor] | None = None) -> list[Candidate]:
+        """The finished candidates that were kept, best first; the best preview alone if none is finished.
+
+        Args:
+            decode: Makes images (n, 3, h, w) of latents that came from the journal. Those are left out if None.
+        """
+        if self.best is None:
+            return []
+        found = [self.best]
+        for kept in self._kept:
+            if torch.equal(kept.latents, self.best.latents):
+                continue
+            if kept.image is None and decode is not None:
+                kept.image = decode(kept.latents[None])[0].nan_to_num(0.0, 1.0, 0.0).cpu()
+            if kept.image is not None:
+                names = [] if kept.said is None else [v.name for v in panel(self.verifier)]
+                report = dict(zip(names, [] if kept.said is None else kept.said[0].tolist(), strict=True))
+                found.append(Candidate(kept.image, kept.latents, kept.score, kept.seed, True, report))
+        return found if self.keep is None else found[: self.keep]
+
+    def crown(
         self, images: Tensor | None, x0: Tensor, scores: Tensor, seeds: Tensor, i: int, finished: bool = True
     ) -> None:
         """Makes row ``i`` the best so far."""

@@ -108,7 +108,7 @@ def test_the_best_so_far_is_ranked_anew_as_more_is_seen() -> None:
     for row in script:
         scores = search.reward(torch.tensor([row], dtype=torch.float64))
         if search.best is None or float(scores[0]) > search.best.score:
-            search.keep(torch.zeros(1, 3, 1, 1), torch.zeros(1, 1), scores, torch.zeros(1, dtype=torch.int64), 0)
+            search.crown(torch.zeros(1, 3, 1, 1), torch.zeros(1, 1), scores, torch.zeros(1, dtype=torch.int64), 0)
     assert search.best is not None and search.best.report == {"near": 5.0, "mean": 5.0}
     assert search.best.score == pytest.approx(1 - 0.5 / len(script))
 

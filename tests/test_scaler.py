@@ -18,14 +18,16 @@ from imgscale import registry
 from imgscale.budget import Budget
 from imgscale.engine import Engine
 from imgscale.errors import UserError
+from imgscale.images import to_pil
 from imgscale.kernels import ODE
 from imgscale.keys import root
 from imgscale.models import ModelSettings
 from imgscale.problem import Problem, Verb
 from imgscale.registry import Entry
 from imgscale.result import SearchOutput
-from imgscale.scaler import Progress, Scaler, to_pil
+from imgscale.scaler import Scaler
 from imgscale.usefulness import Usefulness
+from imgscale.watch import Progress
 from tests.doubles import STEPS, Clock, Reward, Watched, as_denoiser, clock, near_one
 from tests.worlds import Gaussian
 

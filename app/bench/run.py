@@ -25,7 +25,8 @@ from imgscale.errors import UserError
 
 if TYPE_CHECKING:
     from imgscale.result import SearchOutput
-    from imgscale.scaler import Progress, Scaler
+    from imgscale.scaler import Scaler
+    from imgscale.watch import Progress
 
 
 @dataclass(frozen=True)
