@@ -1,0 +1,1 @@
+"""Many prompts in one run: `imgscale batch`."""
