@@ -90,7 +90,5 @@ def _in_table(path: Path) -> Iterator[Pair]:
 
 def _taken(columns: dict[str, Any], names: Sequence[str]) -> str | None:
     """The text of the first of some columns that there is, which is taken out; None if it is empty."""
-    lower = {name.lower(): name for name in columns}
-    name = next((lower[n] for n in names if n in lower), None)
-    text = None if name is None else columns.pop(name)
+    text = records.take(columns, names)
     return text.strip() or None if isinstance(text, str) else None

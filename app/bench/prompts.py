@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,7 @@ from typing import Any
 from imgscale.app import checks, records
 from imgscale.errors import UnknownName, UserError
 
-COLUMNS = ("prompt", "prompts", "text")  # what data sets call it, in any case of letters
-ENDINGS = (".txt", ".json", ".jsonl", ".csv", ".tsv")
+ENDINGS = records.ENDINGS
 
 
 @dataclass(frozen=True)
@@ -89,32 +87,12 @@ def _read(source: str) -> Iterator[Prompt]:
     if path.suffix.lower() not in ENDINGS:
         raise UserError(f"The prompt file {source!r} has no known ending; name it as one of {', '.join(ENDINGS)}.")
     try:
-        text = path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
-        if path.suffix.lower() == ".txt":
-            lines = (line.strip() for line in text.splitlines())
-            yield from (Prompt(line) for line in lines if line and not line.startswith("#"))
-        else:
-            yield from _rows(source, path.suffix.lower(), text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+        for row in records.prompts(path.suffix.lower(), records.decoded(path.read_bytes())):
+            if isinstance(row, records.Bad):
+                raise UserError(f"Row {row.number} of the prompt file {source!r} {row.reason}")
+            category = records.take(row.columns, ("category",))
+            yield Prompt(row.text, row.columns if category is None else {**row.columns, "category": category})
+    except UserError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"The prompt file {source!r} can't be read ({error}); mend it.") from error
-
-
-def _rows(source: str, ending: str, text: str) -> Iterator[Prompt]:
-    rows = records.parse(ending, text)
-    if not isinstance(rows, list):
-        raise UserError(f"The prompt file {source!r} holds no list; give a list of objects with a key 'prompt'.")
-    for number, row in enumerate(rows, 1):
-        columns = {"prompt": row} if isinstance(row, str) else row
-        if not isinstance(columns, dict):
-            raise UserError(f"Row {number} of the prompt file {source!r} is no object; give one with a key 'prompt'.")
-        columns = {str(k).strip(): v for k, v in columns.items()}
-        lower = {name.lower(): name for name in columns}
-        name = next((lower[c] for c in COLUMNS if c in lower), None)
-        if name is None or not isinstance(columns[name], str) or not columns[name].strip():
-            raise UserError(
-                f"Row {number} of the prompt file {source!r} has no text in a column 'prompt'; give it one."
-            )
-        prompt = columns.pop(name).strip()
-        if "category" in lower and lower["category"] in columns:
-            columns["category"] = columns.pop(lower["category"])
-        yield Prompt(prompt, columns)
