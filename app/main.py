@@ -20,6 +20,9 @@ import imgscale
 from imgscale.app import checks
 from imgscale.app.bench import command as bench
 from imgscale.app.console import CANCELLED, complain
+from imgscale.app.export import command as export
+from imgscale.app.grid import command as grid
+from imgscale.app.report import command as report
 from imgscale.errors import UnknownName, UserError
 
 # Click's base of all usage errors, wherever this release of typer keeps its click.
@@ -84,6 +87,9 @@ def generate(
     verifier_timeout: str | None = typer.Option(
         None, metavar="S", help="Longest time of one call of a verifier; no limit."
     ),
+    early_exit: str = typer.Option(
+        "off", metavar="MODE", help="Stop hopeless candidates: off, calibrated, paper, or 'calibrated(delta=0.1)'."
+    ),
     no_plain: bool = typer.Option(
         False, "--no-plain", metavar=_FLAG, help="Don't make the plain image to compare with."
     ),
@@ -125,6 +131,7 @@ def generate(
         journal=journal,
         preview=preview,
         verifier_timeout=checks.positive(verifier_timeout, "--verifier-timeout"),
+        early_exit=early_exit,
     )
 
     def work() -> int:
@@ -226,6 +233,9 @@ def score(
 
 
 app.command(help=bench.HELP)(bench.bench)
+app.command(help=grid.HELP)(grid.grid)
+app.command(help=report.HELP)(report.report)
+app.command(help=export.HELP)(export.export)
 
 
 @app.command()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from imgscale.app import pages
 from imgscale.app.bench import tables
 from imgscale.app.bench.groups import Group, short
 from imgscale.app.bench.prompts import Prompt, spread
@@ -124,7 +123,7 @@ def _section(folder: Path, group: Group, plots: Mapping[str, bytes]) -> list[str
     if not group.searchers:
         return [*map(_table, tables.section(group)), _grid(folder, group)]
     for axis, what in (("nfe", "model evaluations"), ("seconds", "seconds")):
-        uri = _uri(plots[plot_name(group, axis)], "png")
+        uri = pages.uri(plots[plot_name(group, axis)], "png")
         parts.append(f'<img class="plot" src="{uri}" alt="Best so far against {what}; the tables hold the numbers.">')
     parts.append(
         '<p class="note">Markers: where the runs with each budget ended, with 95% bands; lines of steering'
@@ -217,21 +216,9 @@ def _read(path: Path) -> tuple[str, bool] | None:
 
     try:
         with Image.open(path, formats=["PNG"]) as image:
-            tiny = max(image.size) <= SIDE
-            small = image.convert("RGB")
+            return pages.embedded(image, 2 * SIDE)
     except OSError:
         return None
-    small.thumbnail((2 * SIDE, 2 * SIDE))
-    data = io.BytesIO()
-    if tiny:
-        small.save(data, "PNG", optimize=True)
-    else:
-        small.save(data, "JPEG", quality=85)
-    return _uri(data.getvalue(), "png" if tiny else "jpeg"), tiny
-
-
-def _uri(data: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _count(n: int, what: str) -> str:

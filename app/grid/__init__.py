@@ -1,0 +1,1 @@
+"""One prompt under two settings at once: a picture and a page of all combinations."""
