@@ -1,0 +1,172 @@
+"""What a demo offers and allows, and the searches that it makes of forms and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from imgscale.app import checks
+from imgscale.app.job import Job, default_report
+from imgscale.budget import Budget
+from imgscale.errors import UnknownName, UserError
+
+if TYPE_CHECKING:
+    from imgscale.png import Record
+
+LONGEST_PROMPT = 1000  # characters
+READY = ("clip", "aesthetic", "shapes", "sharpness", "jpeg")  # verifiers that need nothing which isn't bundled
+EXAMPLES = (
+    "two red circles above a blue square",
+    "three green triangles",
+    "a yellow star to the left of a purple circle",
+    "four blue squares and a red star",
+)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a demo offers and allows.
+
+    Args:
+        models: Names, the first chosen at the start.
+        searchers: The same.
+        verifiers: The same.
+        max_budget: NFE of a search.
+        max_queue: Searches in the line.
+        device: Where models run; the accelerator if there is one.
+        dtype: Of their weights; the device's usual one for None.
+    """
+
+    models: tuple[str, ...]
+    searchers: tuple[str, ...]
+    verifiers: tuple[str, ...]
+    max_budget: int = 1000
+    max_queue: int = 16
+    device: str | None = None
+    dtype: str | None = None
+
+    @classmethod
+    def of(cls, models: Sequence[str] = (), verifiers: Sequence[str] = (), **limits: int | str | None) -> Offer:
+        """The usual offer, and further models and verifiers, which then come first.
+
+        Raises:
+            UserError: One of them doesn't exist.
+        """
+        from imgscale import registry
+        from imgscale.models import locate
+
+        for name in models:
+            locate(name)
+        for name in verifiers:
+            registry.judges(name)
+        searchers = [entry.name for entry in registry.searcher]
+        return cls(
+            models=tuple(dict.fromkeys([*models, *bundled_first("shapes-flow")])),
+            searchers=tuple(sorted(searchers, key=lambda name: (name != "rbf", name != "best-of-n", name))),
+            verifiers=tuple(dict.fromkeys([*verifiers, *READY])),
+            **limits,  # type: ignore[arg-type]
+        )
+
+    def job(
+        self,
+        prompt: str,
+        model: str,
+        searcher: str,
+        verifiers: Sequence[str],
+        report: Sequence[str],
+        budget: float,
+        seed: str,
+    ) -> Job:
+        """The search that a form asks for.
+
+        Args:
+            prompt: What to draw.
+            model: One of the offered.
+            searcher: One of the offered.
+            verifiers: One or more of the offered, which steer; several as an ensemble.
+            report: Any of the offered, which only report; the oracle where it can, if none is given.
+            budget: NFE.
+            seed: A whole number as a text: the page's own numbers end at 2**53.
+
+        Raises:
+            UserError: One of them isn't allowed.
+        """
+        self._check_prompt(prompt)
+        known = {"model": (self.models, [model]), "searcher": (self.searchers, [searcher])}
+        for kind, (names, given) in {**known, "verifier": (self.verifiers, [*verifiers, *report])}.items():
+            for name in given:
+                if name not in names:
+                    raise UnknownName(kind, str(name)[:100], names)
+        if not verifiers:
+            raise UserError("No verifier is chosen; choose what steers the search, such as clip.")
+        held_out = tuple(name for name in report if name not in verifiers)
+        if not report:
+            held_out = tuple(name for name in default_report(model, prompt) if name not in verifiers)
+        job = Job(
+            prompt=prompt.strip(),
+            model=model,
+            searcher=searcher,
+            verifier="+".join(dict.fromkeys(verifiers)),
+            report=held_out,
+            budget=Budget(nfe=self._check_budget(budget)),
+            seed=checks.whole(str(seed).strip() or "0", "The seed", 0, checks.LARGEST) or 0,
+            device=self.device,
+            dtype=self.dtype,
+        )
+        job.check()
+        return job
+
+    def again(self, record: Record) -> Job:
+        """The search that a picture describes; like `imgscale rerun`, a picture never says what to load.
+
+        Raises:
+            UserError: This demo doesn't do that.
+        """
+        from imgscale import registry
+        from imgscale.app import rerun
+
+        if record.model not in self.models:
+            raise UserError(
+                f"The picture was made with the model {record.model[:100]!r}, which this demo doesn't offer, and"
+                f" settings in a picture may not say what to load; offered are {', '.join(self.models)}."
+            )
+        for name in registry.members(record.verifier):
+            if name not in self.verifiers:
+                raise UserError(
+                    f"The picture was judged by the verifier {name[:100]!r}, which this demo doesn't offer; offered are"
+                    f" {', '.join(self.verifiers)}."
+                )
+        if record.pipeline_arguments:
+            raise UserError(
+                "The picture was made with arguments for the pipeline, which the demo doesn't pass on; use imgscale"
+                " rerun on the command line."
+            )
+        if record.budget.nfe is None:
+            raise UserError(
+                "The picture's search had no limit in NFE, which the demo needs; use imgscale rerun on the command"
+                " line."
+            )
+        self._check_prompt(record.prompt)
+        self._check_budget(record.budget.nfe)
+        job = rerun.job_of(record, model=record.model, verifier=record.verifier, device=self.device)
+        job.check()
+        return job
+
+    def _check_prompt(self, prompt: str) -> None:
+        if len(prompt) > LONGEST_PROMPT:
+            raise UserError(f"The prompt has {len(prompt)} characters; shorten it to {LONGEST_PROMPT} or fewer.")
+        checks.prompt(prompt)
+
+    def _check_budget(self, budget: float | None) -> int:
+        number = budget if isinstance(budget, int | float) and not isinstance(budget, bool) else 0
+        if not 1 <= number <= self.max_budget or number != int(number):  # which NaN fails, too
+            raise UserError(f"The budget can't be {budget!r}; give a whole number from 1 to {self.max_budget}.")
+        return int(number)
+
+
+def bundled_first(first: str) -> list[str]:
+    """The models that imgscale itself offers, with one of them first."""
+    from imgscale.app import listing
+
+    return sorted((entry["name"] for entry in listing.entries("models")), key=lambda name: (name != first, name))

@@ -1,0 +1,221 @@
+"""Does the searches of tickets: models stay loaded, pictures are made only for those who look."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imgscale.app.demo.desk import Desk, Point, Ticket
+from imgscale.app.demo.offer import Offer
+from imgscale.app.demo.pace import Pace
+from imgscale.app.job import Job
+from imgscale.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from imgscale.png import Record
+    from imgscale.result import SearchOutput
+    from imgscale.scaler import Scaler
+    from imgscale.watch import Progress
+
+KEPT = 12  # finished candidates that the gallery shows
+REST = 0.2  # seconds between two pictures of one search
+PROBE = 3  # ordinary samples that a measurement of the pace takes
+
+
+@dataclass(frozen=True)
+class Again:
+    """A picture to make once more.
+
+    Args:
+        record: Of how it was made.
+        image: Its pixels, RGB.
+    """
+
+    record: Record
+    image: Image
+
+
+class Runner:
+    """All searches of a demo.
+
+    Args:
+        offer: What it offers.
+        out: The folder that results are written into.
+        desk: The line before the device.
+    """
+
+    def __init__(self, offer: Offer, out: Path, desk: Desk | None = None) -> None:
+        self.offer, self.out = offer, out
+        self.desk = desk or Desk(offer.max_queue)
+        self.pace = Pace()
+        self._scalers: dict[str, Scaler] = {}
+
+    def enter(self, who: str, job: Job, again: Again | None = None) -> Ticket:
+        """Joins the line with a search.
+
+        Args:
+            who: The person; each has one place.
+            job: What to search for.
+            again: The picture to compare with, where this makes one once more.
+
+        Raises:
+            UserError: There is no place.
+        """
+        return self.desk.enter(who, lambda ticket: self._search(ticket, job, again))
+
+    def measure(self, model: str, who: str = "") -> Ticket:
+        """Joins the line with a short search that tells how long others will take.
+
+        Raises:
+            UserError: There is no place.
+        """
+        job = self.offer.job(
+            "a red circle", model, self.offer.searchers[0], self.offer.verifiers[:1], (), self.offer.max_budget, "0"
+        )
+
+        def work(ticket: Ticket) -> None:
+            scaler = self._scaler(job)
+            if ticket.stopped:
+                return
+            nfe = PROBE * (scaler.settings.steps or scaler.engine.denoiser.steps_default)
+            short = replace(
+                job, plain=False, report=(), budget=replace(job.budget, nfe=min(nfe, self.offer.max_budget))
+            )
+            for _ in range(2):  # the first warms up
+                output = run(scaler, short, lambda progress: progress.cancel() if ticket.ending else None)
+            self._note(short, output)
+            ticket.show(state="done")
+
+        return self.desk.enter(f"{who} measures", work)
+
+    def estimate(self, model: str, searcher: str, verifiers: list[str], nfe: int) -> float | None:
+        """Seconds of a search on this machine, or None where nothing like it has run yet."""
+        return self.pace.estimate(model, searcher, "+".join(verifiers), nfe)
+
+    # --------------------------------------------------------------------------------------------- in the desk's thread
+
+    def _search(self, ticket: Ticket, job: Job, again: Again | None) -> None:
+        from imgscale.app import outputs, rerun
+
+        loaded = self._scaler(job)
+        if ticket.stopped:
+            return
+        ticket.show(state="searching", total=job.budget.nfe)
+        watch = _Watch(ticket)
+        if again is None:
+            output = run(loaded, job, watch)
+        else:
+            with _as_recorded(loaded, again.record, job) as scaler:
+                output = run(scaler, job, _both(again.record, watch))
+        self._note(job, output)
+        said = ""
+        if again is not None:
+            said = f"Stopped after {output.nfe} of {again.record.nfe} NFE, so there is nothing to compare."
+            if not ticket.stopped:
+                said = rerun.compare(again.record, again.image, output)
+        files = outputs.save(output, self.out)
+        ticket.show(
+            state="done",
+            output=output,
+            files=files,
+            said=said,
+            gallery=tuple(output.gallery),
+            nfe=output.nfe,
+            ledger=output.ledger,
+            trace=tuple(Point(p.nfe, p.score, p.report) for p in output.trace),
+        )
+
+    def _note(self, job: Job, output: SearchOutput) -> None:
+        self.pace.note(job.model, job.searcher, job.verifier, output)
+
+    def _scaler(self, job: Job) -> Scaler:
+        """The model; bundled ones stay loaded, and of the others the one that was used last."""
+        from imgscale.models import bundled
+
+        if job.model not in self._scalers:
+            self._scalers = {name: scaler for name, scaler in self._scalers.items() if name in bundled()}
+            self._scalers[job.model] = job.load(quiet=True)
+        return self._scalers[job.model]
+
+
+def run(scaler: Scaler, job: Job, callback: Callable[[Progress], Any]) -> SearchOutput:
+    """One search, which keeps its best candidates.
+
+    Its plain image is made before it, not beside it as `Scaler.stream` does: a picture made again has none to share
+    batches with.
+    """
+    ask = replace(job.ask(), keep=KEPT)
+    given = {field.name: getattr(ask, field.name) for field in fields(ask)}
+    more = given.pop("pipeline_arguments")
+    output: SearchOutput = scaler(**given, **more, progress=False, callback=callback)
+    return output
+
+
+def _both(record: Record, watch: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    """A callback that also ends the search where the recorded one was ended."""
+    from imgscale.app import rerun
+
+    def follow(progress: Progress) -> None:
+        watch(progress)
+        rerun.stop_again(record, progress)
+
+    return follow
+
+
+class _Watch:
+    """Shows a ticket how its search is, after each engine step."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self._began = time.monotonic()
+        self._rested = 0.0
+        self._points: list[Point] = []
+
+    def __call__(self, progress: Progress) -> None:
+        ticket, now = self._ticket, time.monotonic()
+        if ticket.ending:
+            progress.cancel()
+            return
+        score = progress.best[0]
+        if score is not None and (not self._points or score != self._points[-1].score):
+            self._points.append(Point(progress.nfe, score))
+        changes: dict[str, Any] = {"nfe": progress.nfe, "seconds": now - self._began, "trace": tuple(self._points)}
+        if now - self._rested >= REST and ticket.wanted:
+            gallery = progress.gallery(0)
+            if gallery and self._points and gallery[0].report:
+                self._points[-1] = replace(self._points[-1], report=dict(gallery[0].report))
+            changes |= {"preview": progress.preview(0), "gallery": tuple(gallery), "trace": tuple(self._points)}
+            changes["ledger"] = replace(progress.ledger(0))  # a copy, since the engine goes on writing to its own
+            self._rested = time.monotonic()
+        ticket.show(**changes)
+
+
+@contextmanager
+def _as_recorded(loaded: Scaler, record: Record, job: Job) -> Iterator[Scaler]:
+    """The model as it was when a picture was made: what was known of it then, and the size of its batches.
+
+    Raises:
+        UserError: The picture is larger than those that the model makes by itself.
+    """
+    from imgscale.app import rerun
+
+    own = loaded.engine.denoiser.encode(record.prompt)
+    if record.width * record.height > own.width * own.height:
+        raise UserError(
+            f"The picture has {record.width}x{record.height} pixels, more than the {own.width}x{own.height} that this"
+            " demo makes with its model; use imgscale rerun on the command line."
+        )
+    scaler = copy.copy(loaded)  # others keep what they know
+    rerun.as_recorded(scaler, record, job)
+    size, scaler.engine.max_batch = scaler.engine.max_batch, min(record.max_batch, scaler.engine.max_batch)
+    try:
+        yield scaler
+    finally:
+        scaler.engine.max_batch = size

@@ -1,0 +1,501 @@
+"""The demo without a browser: its line, what it allows, what it shows, what it serves, and its API."""
+
+import json
+import math
+import shlex
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from gradio_client import Client, handle_file
+from gradio_client.exceptions import AppError
+from PIL import Image
+
+from imgscale import png
+from imgscale.app.demo import desk as desks
+from imgscale.app.demo import page, serve, view
+from imgscale.app.demo.chart import chart
+from imgscale.app.demo.desk import Desk, Point, Ticket, View
+from imgscale.app.demo.guard import Guard
+from imgscale.app.demo.offer import LONGEST_PROMPT, Offer
+from imgscale.app.demo.pace import Pace, span
+from imgscale.app.demo.runner import Runner
+from imgscale.app.job import Job
+from imgscale.budget import Budget, Ledger
+from imgscale.errors import UserError
+from imgscale.result import Candidate, SearchOutput
+
+PROMPT = "two red circles above a blue square"
+WAIT = 60.0  # seconds that something may take on a busy machine before a test gives up
+
+# ----------------------------------------------------------------------------------------------------------- the line
+
+
+class Held:
+    """Work that goes on until it is let go, and notes its order."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.go = threading.Event()
+
+    def __call__(self, ticket: Ticket) -> None:
+        self.begun.append(ticket.who)
+        ticket.show(state="searching", total=10)
+        while not self.go.wait(0.005) and not ticket.ending:
+            pass
+        ticket.show(state="done")
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk(3)
+    yield made
+    made.close()
+
+
+def until(condition: Any) -> None:
+    """Waits for something another thread does."""
+    end = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_who_comes_first_is_served_first_and_sees_how_many_are_before(desk: Desk) -> None:
+    work = Held()
+    tickets = [desk.enter(who, work) for who in ("ann", "ben", "cem")]
+    until(lambda: work.begun)
+    assert [ticket.look().ahead for ticket in tickets] == [0, 1, 2]
+    assert [ticket.look().state for ticket in tickets] == ["searching", "waiting", "waiting"]
+    work.go.set()
+    until(lambda: all(ticket.look().over for ticket in tickets))
+    assert work.begun == ["ann", "ben", "cem"]
+
+
+def test_stop_ends_who_waits_at_once_and_the_others_move_up(desk: Desk) -> None:
+    work = Held()
+    first, second, third = (desk.enter(who, work) for who in ("ann", "ben", "cem"))
+    until(lambda: work.begun)
+    assert desk.stop("ben")
+    assert second.look().state == "left"
+    assert third.look().ahead == 1
+    assert desk.stop("ann")
+    until(lambda: first.look().over)
+    until(lambda: work.begun == ["ann", "cem"])
+
+
+def test_stop_while_the_model_loads_ends_at_once_though_the_device_is_busy(desk: Desk) -> None:
+    loaded = threading.Event()
+    ticket = desk.enter("ann", lambda ticket: (loaded.wait(WAIT), ticket.show(state="searching"))[1])
+    until(lambda: ticket.look().state == "loading")
+    ticket.stop()
+    assert ticket.look().state == "left"
+    assert len(desk) == 1
+    again = desk.enter("ann", Held())  # who gave up may come again
+    loaded.set()
+    until(lambda: again.look().state == "searching")
+    assert ticket.look().state == "left"
+
+
+def test_a_line_is_refused_when_it_is_full_and_to_those_who_are_in_it(desk: Desk) -> None:
+    work = Held()
+    for who in ("ann", "ben", "cem"):
+        desk.enter(who, work)
+    with pytest.raises(UserError, match="full with 3 searches"):
+        desk.enter("dan", work)
+    with pytest.raises(UserError, match="a search here already"):
+        desk.enter("cem", work)
+
+
+def test_what_breaks_is_one_sentence_and_the_next_is_served(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
+    def broken(ticket: Ticket) -> None:
+        raise RuntimeError("no\nmore paper")
+
+    def refused(ticket: Ticket) -> None:
+        raise UserError("The paper is full; take other paper.")
+
+    tickets = [desk.enter("ann", broken), desk.enter("ben", refused)]
+    until(lambda: all(ticket.look().over for ticket in tickets))
+    assert tickets[0].look().said == (
+        "The search broke off (RuntimeError: no more paper); the demo's own log says more."
+    )
+    assert tickets[1].look().said == "The paper is full; take other paper."
+    assert "Traceback" in capfd.readouterr().err  # for whoever runs the demo
+
+
+def test_a_search_that_nobody_looks_at_any_more_ends(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desks, "PATIENCE", 0.2)
+    work = Held()
+    ticket = desk.enter("ann", work)
+    until(lambda: len(desk) == 0)  # without a look
+    assert ticket.view.state == "done"
+
+
+def test_pictures_are_wanted_only_by_those_who_look(desk: Desk) -> None:
+    ticket = desk.enter("ann", Held())
+    until(lambda: ticket.view.state == "searching")
+    assert ticket.wanted  # the first is made in any case
+    assert not ticket.wanted
+    ticket.look()
+    assert ticket.wanted and not ticket.wanted
+
+
+# ------------------------------------------------------------------------------------------------------ what it allows
+
+
+@pytest.fixture(scope="module")
+def offer() -> Offer:
+    return Offer.of(max_budget=200, max_queue=3)
+
+
+FORM: dict[str, Any] = {
+    "prompt": PROMPT,
+    "model": "shapes-turbo",
+    "searcher": "best-of-n",
+    "verifiers": ["clip"],
+    "report": [],
+    "budget": 20,
+    "seed": "7",
+}
+
+
+def test_a_form_becomes_a_search(offer: Offer) -> None:
+    job = offer.job(**FORM)
+    assert (job.prompt, job.model, job.searcher, job.verifier, job.seed) == (
+        PROMPT,
+        *("shapes-turbo best-of-n clip".split()),
+        7,
+    )
+    assert job.report == ("shapes",)  # the oracle reads this prompt
+    assert job.budget == Budget(nfe=20)
+    assert offer.job(**{**FORM, "prompt": "a dream of blue"}).report == ()
+    both = offer.job(**{**FORM, "verifiers": ["clip", "aesthetic"], "report": ["sharpness", "clip"]})
+    assert (both.verifier, both.report) == ("clip+aesthetic", ("sharpness",))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"prompt": "  "}, "The prompt is empty; write what the image should show."),
+        ({"prompt": "x" * (LONGEST_PROMPT + 1)}, "The prompt has 1001 characters; shorten it to 1000 or fewer."),
+        ({"budget": 201}, "The budget can't be 201; give a whole number from 1 to 200."),
+        ({"budget": 0}, "The budget can't be 0; give a whole number from 1 to 200."),
+        ({"budget": math.nan}, "The budget can't be nan; give a whole number from 1 to 200."),
+        ({"budget": None}, "The budget can't be None; give a whole number from 1 to 200."),
+        ({"seed": "abc"}, "The seed can't be 'abc'; give a whole number from 0 to 2**63 - 1."),
+        ({"verifiers": []}, "No verifier is chosen; choose what steers the search, such as clip."),
+        ({"prompt": "a dream", "verifiers": ["shapes"]}, "The verifier 'shapes' can't judge this prompt"),
+        ({"model": "/etc"}, "Unknown model '/etc'; choose one of: "),
+        ({"verifiers": ["clip(model=/etc/passwd)"]}, "Unknown verifier 'clip(model=/etc/passwd)'"),
+        ({"report": ["http(url=http://127.0.0.1/)"]}, "Unknown verifier 'http(url=http://127.0.0.1/)'"),
+        ({"searcher": "rbf+dps(scale=2)"}, "Unknown searcher 'rbf+dps(scale=2)'"),
+    ],
+)
+def test_a_form_that_cannot_be_is_one_sentence(offer: Offer, change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        offer.job(**{**FORM, **change})
+    assert str(refused.value).startswith(sentence)
+
+
+def record(**changes: Any) -> png.Record:
+    """The settings of a picture, as somebody may have written them."""
+    values: dict[str, Any] = {
+        **{"imgscale": "0.1.0", "prompt": PROMPT, "model": "shapes-turbo", "searcher": "best-of-n", "verifier": "clip"},
+        **{"budget": {"nfe": 20}, "seed": 7, "height": 64, "width": 64, "num_inference_steps": 4, "max_batch": 32},
+        **{"stopped": "budget", "rounds": 5, "finished": True, "nfe": 20},
+    }
+    return png.Record.model_validate_json(json.dumps({**values, **changes}))
+
+
+def test_a_picture_becomes_a_search(offer: Offer) -> None:
+    job = offer.again(record(options={"n": 5}, guidance_scale=1.0))
+    assert (job.model, job.searcher, job.options, job.seed, job.plain) == (
+        "shapes-turbo",
+        "best-of-n",
+        {"n": 5},
+        7,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"model": "somebody/model"}, "may not say what to load; offered are shapes-flow"),
+        ({"model": "/etc"}, "may not say what to load"),
+        ({"verifier": "clip(model=/tmp/x)"}, "which this demo doesn't offer"),
+        ({"verifier": "clip+http(url=http://10.0.0.1/)"}, "the verifier 'http(url=http://10.0.0.1/)'"),
+        ({"preview": "/tmp/decoder"}, "may not say what to load"),
+        ({"pipeline_arguments": {"max_sequence_length": 9}}, "arguments for the pipeline"),
+        ({"budget": {"seconds": 3.0}}, "no limit in NFE"),
+        ({"budget": {"nfe": 10**9}}, "The budget can't be 1000000000; give a whole number from 1 to 200."),
+        ({"prompt": "x" * 2000}, "The prompt has 2000 characters"),
+        ({"searcher": "eval"}, "Unknown searcher 'eval'"),
+        ({"options": {"batch": "__import__('os')"}}, "batch"),
+    ],
+)
+def test_a_picture_never_says_what_to_load_nor_more_than_is_allowed(
+    offer: Offer, change: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        offer.again(record(**change))
+    assert part in str(refused.value)
+
+
+def test_further_models_and_verifiers_come_first_and_must_exist() -> None:
+    assert Offer.of(["shapes-ddpm"], ["clip(dtype=float32)"]).models[0] == "shapes-ddpm"
+    assert Offer.of((), ["clip(dtype=float32)"]).verifiers[0] == "clip(dtype=float32)"
+    with pytest.raises(UserError, match="Unknown model"):
+        Offer.of(["nothing"])
+    with pytest.raises(UserError, match="Unknown verifier"):
+        Offer.of((), ["nothing"])
+
+
+# ------------------------------------------------------------------------------------------------------- what it shows
+
+
+def output(nfe: int = 20, seconds: float = 4.0, **changes: Any) -> SearchOutput:
+    black = Image.new("RGB", (64, 64))
+    values: dict[str, Any] = {
+        **{"prompt": PROMPT, "model": "m", "searcher": "rbf", "verifier": "clip", "images": [black]},
+        **{
+            "scores": {"clip": 0.5},
+            "seeds": [1],
+            "ledger": Ledger(nfe=nfe, seconds=seconds),
+            "trace": [],
+            "plain": None,
+        },
+        **{"stopped": "budget", "finished": True, "settings": {}, "events": []},
+    }
+    return SearchOutput(**{**values, **changes})
+
+
+def test_the_time_of_a_search_is_learnt_from_others() -> None:
+    pace = Pace()
+    assert pace.estimate("m", "rbf", "clip", 100) is None
+    pace.note("m", "rbf", "clip", output(nfe=4, seconds=60.0))  # mostly start-up
+    assert pace.estimate("m", "rbf", "clip", 100) is None
+    pace.note("m", "rbf", "clip", output(nfe=20, seconds=4.0))
+    assert pace.estimate("m", "rbf", "clip", 100) == pytest.approx(20.0)
+    assert pace.estimate("m", "smc", "aesthetic", 100) == pytest.approx(20.0)  # another search with the same model
+    assert pace.estimate("other", "rbf", "clip", 100) is None
+    pace.note("m", "rbf", "clip", output(nfe=20, seconds=2.0))
+    assert pace.estimate("m", "rbf", "clip", 100) == pytest.approx(15.0)
+    assert [span(s) for s in (0.2, 6.4, 300.0, 7200.0)] == ["under 1 s", "6 s", "5 min", "2.0 h"]
+
+
+def test_a_plot_has_a_solid_line_dashed_held_out_ones_and_their_own_axis() -> None:
+    points = [Point(5, 0.2, {"shapes": 0.0}), Point(10, 0.4, {"shapes": 1.0}), Point(20, -math.inf)]
+    drawn = chart(points, "clip", 20, plain=0.1)
+    assert drawn.count('class="steers" d="M25.00') == 1  # a quarter of the budget
+    assert 'class="held h0" d="M25.00' in drawn
+    assert 'class="axis right"' in drawn and "shapes (held out)" in drawn and "plain sample" in drawn
+    assert "nan" not in drawn and "inf" not in drawn
+    assert 'class="axis right"' not in chart([Point(5, 0.2)], "clip", 20)
+    assert "is-empty" in chart([Point(5, -math.inf)], "clip", 20)
+
+
+def test_nothing_from_outside_becomes_markup() -> None:
+    evil = '<img src=x onerror="alert(1)">'
+    job = Job(prompt=evil, verifier=evil)
+    candidate = Candidate(torch.zeros(3, 8, 8), torch.zeros(1), 0.5, 3)
+    shown = "".join(
+        [
+            view.note(evil),
+            view.status(View(state="failed", said=evil), job),
+            view.status(View(state="searching", nfe=1, total=2, trace=(Point(1, 0.5),)), job),
+            view.status(View(state="done", output=output(events=[evil])), job),
+            view.stage(View(state="done", output=output(scores={evil: 1.0})), job),
+            view.gallery([candidate], evil),
+            view.settings(job),
+            chart([Point(1, 0.5, {evil: 0.1})], evil, 2),
+        ]
+    )
+    assert evil not in shown and 'onerror="' not in shown
+    assert shown.count("&lt;img src=x") >= 8
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (View(state="waiting", ahead=2), ["Number 2 in line", "2 searches before yours"]),
+        (View(state="waiting", ahead=1), ["Next in line", "1 search before yours"]),
+        (View(state="loading"), ["Loading", "shapes-flow"]),
+        (View(state="searching", total=20), ["Drawing the plain sample", "0 of 20 NFE"]),
+        (
+            View(state="searching", nfe=5, total=20, seconds=2.0, trace=(Point(4, 0.25),)),
+            ["best clip 0.2500", "6 s left"],
+        ),
+        (View(state="left"), ["Stopped", "before there was an image"]),
+        (View(state="done", output=output(stopped="cancelled")), ["Stopped", "this is the best so far"]),
+        (View(state="done", output=output()), ["Done", "The budget is spent."]),
+    ],
+)
+def test_the_status_says_what_is_going_on(state: View, words: list[str]) -> None:
+    said = view.status(state, Job(prompt=PROMPT))
+    assert all(word in said for word in words), said
+
+
+def test_large_pictures_are_sent_small() -> None:
+    noise = Image.effect_noise((1500, 1000), 80).convert("RGB")
+    sent = view.data(noise, 768)
+    assert sent.startswith("data:image/jpeg;base64,") and len(sent) < 600_000
+    assert view.data(Image.new("RGB", (64, 64)), 768).startswith("data:image/png;base64,")
+
+
+# ------------------------------------------------------------------------------------- what it serves, and its API
+
+
+@pytest.fixture(scope="module")
+def served(offer: Offer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runner, str]]:
+    """A demo on a free port of this machine."""
+    runner = Runner(offer, tmp_path_factory.mktemp("demo") / "out")
+    (runner.out.parent / "secret.txt").write_text("secret")
+    with serve.served(runner) as url:
+        yield runner, url
+
+
+@pytest.fixture
+def client(served: tuple[Runner, str], tmp_path: Path) -> Iterator[Client]:
+    made = Client(served[1], verbose=False, download_files=tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["/etc/passwd", "{out}/../secret.txt", "{out}", "{here}/pyproject.toml", "/proc/self/environ", "../../etc/passwd"],
+)
+def test_files_outside_of_its_own_are_not_served(served: tuple[Runner, str], place: str) -> None:
+    runner, url = served
+    place = place.format(out=runner.out, here=Path(page.__file__).resolve().parents[2])
+    for path in (f"file={place}", f"file/{place}", f"file=%2F..{place}"):
+        answer = httpx.get(f"{url}gradio_api/{path}")
+        assert answer.status_code in (403, 404), (path, answer.status_code)
+        assert "root:" not in answer.text and "secret" not in answer.text.replace("secret.txt", "")
+
+
+def test_a_file_that_a_request_names_is_not_taken(served: tuple[Runner, str], client: Client) -> None:
+    runner, _ = served
+    secret = runner.out.parent / "secret.txt"
+    for path in (str(secret), "/etc/passwd"):
+        with pytest.raises(AppError):
+            client.predict({"path": path, "meta": {"_type": "gradio.FileData"}}, api_name="/rerun")
+
+
+def test_it_fetches_nothing_from_elsewhere(served: tuple[Runner, str]) -> None:
+    _, url = served
+    assert httpx.get(f"{url}gradio_api/file=https://example.org/x.png").status_code == 404
+    assert httpx.get(f"{url}gradio_api/proxy=https://a.hf.space/x").status_code == 404
+    asked = {"data": [{"path": "https://example.org/x.png", "meta": {"_type": "gradio.FileData"}}], "fn_index": 1}
+    refused = httpx.post(f"{url}gradio_api/queue/join", json={**asked, "session_hash": "a"})
+    assert (refused.status_code, refused.json()["error"]) == (
+        400,
+        "Upload the file: this demo fetches nothing from elsewhere.",
+    )
+    assert httpx.post(f"{url}gradio_api/queue/join", content=b"[" + b" " * 2**20 + b"]").status_code == 413
+
+
+def test_the_page_may_load_only_what_is_its_own(served: tuple[Runner, str]) -> None:
+    _, url = served
+    answer = httpx.get(url)
+    assert answer.status_code == 200
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert Guard.__doc__  # it is what sends this header
+    config = httpx.get(f"{url}config").json()
+    assert not config.get("analytics_enabled") and not config.get("share_url")
+
+
+def test_it_listens_on_this_machine_alone(served: tuple[Runner, str]) -> None:
+    assert served[1].startswith("http://127.0.0.1:")
+
+
+def test_the_api_has_names_and_no_inner_handlers(client: Client) -> None:
+    described: Any = client.view_api(return_format="dict", print_info=False)
+    assert set(described["named_endpoints"]) == {"/search", "/rerun", "/stop", "/choices"}
+    assert described["unnamed_endpoints"] == {}
+    named = [p["parameter_name"] for p in described["named_endpoints"]["/search"]["parameters"]]
+    assert named == ["prompt", "model", "searcher", "verifiers", "report", "budget", "seed"]
+    choices = client.predict(api_name="/choices")
+    assert "shapes-turbo" in choices["models"] and choices["max_budget"] == 200
+
+
+@pytest.mark.weights
+def test_a_search_through_the_api_and_again_from_its_picture(served: tuple[Runner, str], client: Client) -> None:
+    runner, _ = served
+    job = client.submit(**FORM, api_name="/search")
+    told = list(job)
+    image, plain, result = told[-1]
+    assert [m[2]["nfe"] for m in told] == sorted(m[2]["nfe"] for m in told)
+    assert result["state"] == "done" and result["nfe"] == 20 and result["stopped"] == "complete"
+    assert set(result["scores"]) == {"clip", "shapes"} and set(result["plain"]["scores"]) == {"clip", "shapes"}
+    assert str(runner.out) not in json.dumps(result)
+    found = png.read(Path(image))
+    assert (found.prompt, found.seed, found.nfe, found.model) == (PROMPT, 7, 20, "shapes-turbo")
+    assert Image.open(plain).size == Image.open(image).size
+    assert [path.name for path in sorted(runner.out.iterdir())][
+        0
+    ] == "two-red-circles-above-a-blue-square-7-compare.png"
+    assert runner.estimate("shapes-turbo", "best-of-n", ["clip"], 20) is not None
+
+    again, none, said = client.predict(handle_file(image), api_name="/rerun")
+    assert said["said"] == "Identical: all 4096 pixels are the same."
+    assert none is None
+    assert Image.open(again).tobytes() == Image.open(image).tobytes()
+
+    words = shlex.split(result["command"])
+    assert words[:2] == ["imgscale", "generate"] and words[-1] == PROMPT and words[words.index("--seed") + 1] == "7"
+    code = result["python"].replace('"image.png"', repr(str(Path(image).with_name("python.png"))))
+    exec(compile(code, "python", "exec"), {})
+    assert Image.open(Path(image).with_name("python.png")).tobytes() == Image.open(image).convert("RGB").tobytes()
+
+
+@pytest.mark.weights
+def test_two_clients_wait_for_each_other_and_stop_at_once(served: tuple[Runner, str], client: Client) -> None:
+    runner, url = served
+    second = Client(url, verbose=False)
+    long = {**FORM, "searcher": "rbf", "budget": 200, "model": "shapes-flow"}
+    one = client.submit(**long, api_name="/search")
+    until(lambda: any(m[2]["state"] == "searching" and m[2]["nfe"] for m in one.outputs()))
+    two = second.submit(**FORM, api_name="/search")
+    until(lambda: two.outputs())
+    assert (two.outputs()[0][2]["state"], two.outputs()[0][2]["ahead"]) == ("waiting", 1)
+    assert second.predict(api_name="/stop")
+    until(two.done)
+    assert two.outputs()[-1][2]["state"] == "left"
+    assert client.predict(api_name="/stop")
+    until(one.done)
+    image, _, result = one.outputs()[-1]
+    assert result["stopped"] == "cancelled" and 0 < result["nfe"] < 200
+    assert png.read(Path(image)).stopped == "cancelled"
+    assert not client.predict(api_name="/stop")
+    until(lambda: len(runner.desk) == 0)
+    second.close()
+
+
+def test_the_apis_refusals_are_sentences(client: Client) -> None:
+    with pytest.raises(AppError, match=r"^The seed can't be 'abc'; give a whole number from 0 to 2\*\*63 - 1\.$"):
+        client.predict(**{**FORM, "seed": "abc"}, api_name="/search")
+    with pytest.raises(AppError, match="The prompt is empty"):
+        client.predict(**{**FORM, "prompt": " "}, api_name="/search")
+    with pytest.raises(AppError, match="maximum value 200"):  # gradio's own check
+        client.predict(**{**FORM, "budget": 10**9}, api_name="/search")
+
+
+def test_a_picture_without_settings_is_one_sentence(client: Client, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "plain.png")
+    with pytest.raises(AppError, match="^The picture holds no imgscale settings; give a PNG that"):
+        client.predict(handle_file(tmp_path / "plain.png"), api_name="/rerun")
+
+
+def test_a_port_that_is_taken_is_one_sentence(served: tuple[Runner, str], offer: Offer, tmp_path: Path) -> None:
+    port = int(served[1].rstrip("/").rpartition(":")[2])
+    with pytest.raises(UserError, match=f"can't listen at 127.0.0.1 port {port}"):
+        with serve.served(Runner(replace(offer), tmp_path), port=port):
+            pass
