@@ -20,6 +20,7 @@ import imgscale
 from imgscale.app import checks
 from imgscale.app.bench import command as bench
 from imgscale.app.console import CANCELLED, complain
+from imgscale.app.demo import command as demo
 from imgscale.app.export import command as export
 from imgscale.app.grid import command as grid
 from imgscale.app.report import command as report
@@ -229,6 +230,7 @@ def score(
 
 
 app.command(help=bench.HELP)(bench.bench)
+app.command(help=demo.HELP)(demo.demo)
 app.command(help=grid.HELP)(grid.grid)
 app.command(help=report.HELP)(report.report)
 app.command(help=export.HELP)(export.export)
