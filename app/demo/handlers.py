@@ -57,6 +57,7 @@ class Handlers:
         """Searches, and shows how it goes."""
         try:
             job = self._runner.offer.job(prompt, model, searcher, verifiers, report, budget, seed)
+            self._runner.desk.stop(_measures(request))  # nobody waits for that
             ticket = self._runner.enter(_who(request), job)
         except UserError as error:
             yield _refused(error)
@@ -90,16 +91,14 @@ class Handlers:
     def close(self, request: gr.Request) -> None:
         """A page was closed: its search ends, and the device is free."""
         self._runner.desk.stop(_who(request))
-        self._runner.desk.stop(f"{_who(request)} measures")
+        self._runner.desk.stop(_measures(request))
 
     def estimate(self, model: str, searcher: str, verifiers: list[str], budget: float) -> str:
         """How long a search will take on this machine."""
         seconds = self._runner.estimate(model, searcher, verifiers, int(budget or 0))
         if seconds is None:
             return _small("How long that takes shows once this model has run.")
-        waiting = len(self._runner.desk)
-        line = f", after {waiting} in line" if waiting else ""
-        return _small(f"About {span(seconds)} on this machine{line}")
+        return _small(f"About {span(seconds)} on this machine")
 
     def measure(
         self, model: str, searcher: str, verifiers: list[str], budget: float, request: gr.Request
@@ -109,7 +108,7 @@ class Handlers:
         if runner.estimate(model, searcher, verifiers, 1) is None and not len(runner.desk):
             yield _small("Measuring how fast this model is here …")
             try:
-                ticket = runner.measure(model, _who(request))
+                ticket = runner.measure(model, _measures(request))
             except UserError:  # somebody was faster
                 pass
             else:
@@ -270,3 +269,8 @@ def _small(text: str) -> str:
 
 def _who(request: gr.Request) -> str:
     return str(request.session_hash)
+
+
+def _measures(request: gr.Request) -> str:
+    """The same person, who measures and doesn't search."""
+    return f"{_who(request)} measures"

@@ -32,32 +32,34 @@ def build(runner: Runner, cache: Path) -> gr.Blocks:
     """
     offer, on = runner.offer, Handlers(runner, cache)
     with gr.Blocks(title="imgscale", analytics_enabled=False, delete_cache=(600, 3600)) as demo:
-        gr.HTML(HEAD)
+        _html(HEAD)
         with gr.Row(elem_id="is-main"):
             with gr.Column(elem_id="is-ask"):
                 prompt, search, stop, budget, estimate = _ask(offer)
             with gr.Column(elem_id="is-result"):
-                status = gr.HTML(html.note("Write a prompt, or take an example, and press Search."), elem_id="is-now")
-                stage = gr.HTML(html.stage())
-                plot = gr.HTML(chart((), "", 1))
-                ledger, gallery = gr.HTML(), gr.HTML()
-                download = gr.DownloadButton(
-                    "Download the image with its settings", visible=False, elem_id="is-download"
-                )
-                settings = gr.HTML()
+                status = _html(html.note("Write a prompt, or take an example, and press Search."))
+                stage = _html(html.stage())
+                download = gr.DownloadButton("Download with settings", visible=False, size="sm", elem_id="is-download")
+                plot, ledger, gallery, settings = _html(chart((), "", 1)), _html(), _html(), _html()
             with gr.Column(elem_id="is-more"):
                 model, searcher, verifiers, report, seed, drop = _more(offer)
         form = [prompt, model, searcher, verifiers, report, budget, seed]
         parts = [status, stage, plot, ledger, gallery, download, settings, search, stop]
         _api(on, form)  # first, or the page's own handlers would take its names
-        gr.on([search.click, prompt.submit], on.search, form, parts, **UNQUEUED)
+        chosen = [model, searcher, verifiers, budget]
+        searched = gr.on([search.click, prompt.submit], on.search, form, parts, **UNQUEUED)
+        searched.then(on.estimate, chosen, estimate, **AT_ONCE)
         drop.upload(on.again, drop, [*parts, *form, drop], **UNQUEUED)
         stop.click(on.stop, None, stop, **AT_ONCE)
-        chosen = [model, searcher, verifiers, budget]
         gr.on([searcher.change, verifiers.change, budget.change], on.estimate, chosen, estimate, **AT_ONCE)
         gr.on([model.change, demo.load], on.measure, chosen, estimate, **UNQUEUED)
         demo.unload(on.close)
     return demo
+
+
+def _html(text: str = "") -> gr.HTML:
+    """Markup that only our own styles apply to."""
+    return gr.HTML(text, apply_default_css=False)
 
 
 def _ask(offer: Offer) -> tuple[gr.Textbox, gr.Button, gr.Button, gr.Slider, gr.HTML]:
@@ -73,10 +75,10 @@ def _ask(offer: Offer) -> tuple[gr.Textbox, gr.Button, gr.Button, gr.Slider, gr.
         offer.max_budget,
         min(BUDGET, offer.max_budget),
         step=1,
-        label="Budget (model evaluations, NFE)",
+        label="Budget (model evaluations)",
         elem_id="is-budget",
     )
-    estimate = gr.HTML()
+    estimate = _html()
     with gr.Row(elem_id="is-buttons"):
         search = gr.Button("Search", variant="primary", elem_id="is-search")
         stop = gr.Button("Stop", interactive=False, elem_id="is-stop")
@@ -103,7 +105,7 @@ def _more(offer: Offer) -> tuple[gr.Dropdown, gr.Dropdown, gr.Dropdown, gr.Dropd
         elem_id="is-report",
     )
     seed = gr.Textbox("0", label="Seed", max_lines=1, max_length=19, elem_id="is-seed")
-    gr.HTML('<p class="is-label">Run again from a PNG</p>')
+    _html('<p class="is-label">Run again from a PNG</p>')
     drop = gr.File(
         label="A PNG with imgscale's settings inside",
         show_label=False,

@@ -70,7 +70,7 @@ class Runner:
         """
         return self.desk.enter(who, lambda ticket: self._search(ticket, job, again))
 
-    def measure(self, model: str, who: str = "") -> Ticket:
+    def measure(self, model: str, who: str = "the demo") -> Ticket:
         """Joins the line with a short search that tells how long others will take.
 
         Raises:
@@ -90,10 +90,12 @@ class Runner:
             )
             for _ in range(2):  # the first warms up
                 output = run(scaler, short, lambda progress: progress.cancel() if ticket.ending else None)
+                if ticket.ending:
+                    return
             self._note(short, output)
             ticket.show(state="done")
 
-        return self.desk.enter(f"{who} measures", work)
+        return self.desk.enter(who, work)
 
     def estimate(self, model: str, searcher: str, verifiers: list[str], nfe: int) -> float | None:
         """Seconds of a search on this machine, or None where nothing like it has run yet."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.themes.utils.fonts import LocalFont
 
 CSS = Path(__file__).parent / "style.css"
 SCRIPT = Path(__file__).parent / "page.js"
@@ -13,12 +14,15 @@ SCRIPT = Path(__file__).parent / "page.js"
 
 def theme() -> Any:
     """The theme; its fonts are the ones that gradio ships, so that nothing is fetched from elsewhere."""
+    weights = (400, 700)  # gradio's file of weight 600 lacks the Latin letters
     ink, paper, line, accent = "#1b1b1f", "#ffffff", "#e3e3e8", "#1f5fbf"
     night, panel, edge, light = "#131316", "#1b1b20", "#303038", "#7fabf2"
     return gr.themes.Base(
         radius_size=gr.themes.sizes.radius_sm,
         text_size=gr.themes.sizes.text_md,
         spacing_size=gr.themes.sizes.spacing_md,
+        font=(LocalFont("IBM Plex Sans", weights), "ui-sans-serif", "system-ui", "sans-serif"),
+        font_mono=(LocalFont("IBM Plex Mono", weights), "ui-monospace", "monospace"),
     ).set(
         body_background_fill="#fafaf8",
         body_background_fill_dark=night,
