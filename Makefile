@@ -9,20 +9,25 @@ PROMPT ?= two red circles and a blue square
 BUDGET ?= 200
 SEED ?= 0
 DEMO_ARGS ?= --budget $(BUDGET) --seed $(SEED) --out imgscale-out/demo
+PAGE_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo page test lint bench browser clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
 
 demo: $(STAMP)  ## search for a better image of PROMPT with a bundled model
 	$(BIN)/imgscale generate "$(PROMPT)" $(DEMO_ARGS)
+
+page: $(STAMP)  ## serve the demo's page on this machine (PAGE_ARGS go to imgscale demo)
+	$(BIN)/imgscale demo $(PAGE_ARGS)
 
 test: $(STAMP)  ## run the tests (PYTEST_ARGS="-m 'not slow'" for the quick ones)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -34,6 +39,11 @@ lint: $(STAMP)  ## check style, formatting and types
 
 bench: $(STAMP)  ## compare searches on a few prompts (BENCH_ARGS go to imgscale bench)
 	$(BIN)/imgscale bench benchmarks/quick.yaml --out imgscale-out/bench $(BENCH_ARGS)
+
+# The demo's tests drive one; without it they are skipped, and say so.
+browser:  ## install Chromium where there is no browser (Debian, as root)
+	@for name in $(BROWSERS); do command -v "$$name" >/dev/null && exit 0; done; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium
 
 clean:  ## remove the environment, builds and caches, but no image
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .coverage

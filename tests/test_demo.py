@@ -292,9 +292,10 @@ def test_the_time_of_a_search_is_learnt_from_others() -> None:
 
 def test_a_plot_has_a_solid_line_dashed_held_out_ones_and_their_own_axis() -> None:
     points = [Point(5, 0.2, {"shapes": 0.0}), Point(10, 0.4, {"shapes": 1.0}), Point(20, -math.inf)]
-    drawn = chart(points, "clip", 20, plain=0.1)
+    drawn = chart(points, "clip", 20, now=15, plain=0.1)
     assert drawn.count('class="steers" d="M25.00') == 1  # a quarter of the budget
     assert 'class="held h0" d="M25.00' in drawn
+    assert drawn.count('H75.00"') == 2  # up to now
     assert 'class="axis right"' in drawn and "shapes (held out)" in drawn and "plain sample" in drawn
     assert "nan" not in drawn and "inf" not in drawn
     assert 'class="axis right"' not in chart([Point(5, 0.2)], "clip", 20)
@@ -326,6 +327,7 @@ def test_nothing_from_outside_becomes_markup() -> None:
     [
         (View(state="waiting", ahead=2), ["Number 2 in line", "2 searches before yours"]),
         (View(state="waiting", ahead=1), ["Next in line", "1 search before yours"]),
+        (View(), ["Starting"]),
         (View(state="loading"), ["Loading", "shapes-flow"]),
         (View(state="searching", total=20), ["Drawing the plain sample", "0 of 20 NFE"]),
         (

@@ -11,7 +11,7 @@ from imgscale.app.demo.desk import Point
 Curve = list[tuple[float, float]]
 
 
-def chart(points: Sequence[Point], verifier: str, total: int, plain: float | None = None) -> str:
+def chart(points: Sequence[Point], verifier: str, total: int, now: int = 0, plain: float | None = None) -> str:
     """A plot: the steering verifier's best solid, the others' scores of the same images dashed.
 
     Scores of different verifiers can't be compared, so the dashed ones have an axis of their own on the right.
@@ -20,12 +20,14 @@ def chart(points: Sequence[Point], verifier: str, total: int, plain: float | Non
         points: Wherever the best changed.
         verifier: The steering one's name.
         total: NFE at the right end.
+        now: NFE spent, up to which the last best holds.
         plain: The plain image's score, a dotted line.
     """
     found = [point for point in points if math.isfinite(point.score)]
     if not found:
         return '<div class="is-chart is-empty"><p>The best score against model evaluations.</p></div>'
-    right_end = max(total, found[-1].nfe, 1)
+    now = max(now, found[-1].nfe)
+    right_end = max(total, now, 1)
     steers: Curve = [(p.nfe, p.score) for p in found]
     names = list(dict.fromkeys(name for p in found for name in p.report))
     held: dict[str, Curve] = {
@@ -41,11 +43,12 @@ def chart(points: Sequence[Point], verifier: str, total: int, plain: float | Non
     right = ""
     if held:
         bottom, top = _range([score for curve in held.values() for _, score in curve])
+        bottom -= 0.25 * (top - bottom)  # or two curves that are flat would lie on each other
         right = _axis("right", bottom, top)
         for i, (name, curve) in enumerate(held.items()):
-            lines.append(_path(f"held h{i % 3}", curve, right_end, bottom, top))
+            lines.append(_path(f"held h{i % 3}", curve, now, right_end, bottom, top))
             legend.append(_key(f"held h{i % 3}", f"{name} (held out)", curve[-1][1]))
-    lines.append(_path("steers", steers, right_end, low, high))
+    lines.append(_path("steers", steers, now, right_end, low, high))
     if plain is not None:
         legend.append(_key("plain", "plain sample", plain))
     grid = "".join(f'<line class="grid" x1="0" x2="100" y1="{y}" y2="{y}"/>' for y in (0, 50, 100))
@@ -69,13 +72,13 @@ def _up(score: float, low: float, high: float) -> float:
     return 100 - 100 * (score - low) / (high - low)
 
 
-def _path(kind: str, curve: Curve, end: float, low: float, high: float) -> str:
-    """Steps: the best so far holds until it changes."""
+def _path(kind: str, curve: Curve, now: int, end: float, low: float, high: float) -> str:
+    """Steps: the best so far holds until it changes, and the last one up to now."""
     x, y = 100 * curve[0][0] / end, _up(curve[0][1], low, high)
     parts = [f"M{x:.2f} {y:.2f}"]
     for nfe, score in curve[1:]:
         parts.append(f"H{100 * nfe / end:.2f}V{_up(score, low, high):.2f}")
-    return f'<path class="{kind}" d="{"".join(parts)}"/>'
+    return f'<path class="{kind}" d="{"".join(parts)}H{100 * now / end:.2f}"/>'
 
 
 def _axis(side: str, low: float, high: float) -> str:

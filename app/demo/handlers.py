@@ -143,7 +143,7 @@ class Handlers:
         """An update for each of `PARTS`; what is as it was is left alone."""
         first, output = before is None, view.output
         redrawn = first or output is not None or view.over or before is None or view.preview is not before.preview
-        grown = first or before is None or view.trace != before.trace or output is not None
+        grown = first or before is None or (view.trace, view.nfe) != (before.trace, before.nfe) or output is not None
         candidates = [(c.seed, c.score) for c in view.gallery]
         shown = [] if before is None else [(c.seed, c.score) for c in before.gallery]
         judge = output.verifier if output is not None else job.verifier  # an ensemble has a name of its own in results
@@ -152,7 +152,7 @@ class Handlers:
         return [
             html.status(view, job, stopping),
             html.stage(view, job, given) if redrawn else gr.skip(),
-            chart(view.trace, judge, view.total or job.budget.nfe or 1, plain) if grown else gr.skip(),
+            chart(view.trace, judge, view.total or 1, view.nfe, plain) if grown else gr.skip(),
             html.ledger(view.ledger, seconds) if view.nfe else ("" if first else gr.skip()),
             html.gallery(view.gallery, judge) if first or candidates != shown else gr.skip(),
             self._download(view) if first or view.over else gr.skip(),

@@ -41,8 +41,10 @@ def status(view: View, job: Job, stopping: bool = False) -> str:
     share = 0.0
     facts: list[str] = []
     if view.state == "waiting":
-        title = "Next in line" if view.ahead <= 1 else f"Number {view.ahead} in line"
-        facts = [f"{view.ahead} search{'es' * (view.ahead > 1)} before yours"]
+        title = "Starting"
+        if view.ahead:
+            title = "Next in line" if view.ahead == 1 else f"Number {view.ahead} in line"
+            facts = [f"{view.ahead} search{'es' * (view.ahead > 1)} before yours"]
     elif view.state == "loading":
         title, facts = "Loading", [job.model]
     elif view.state == "searching":
