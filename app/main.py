@@ -18,6 +18,7 @@ import typer
 
 import imgscale
 from imgscale.app import checks
+from imgscale.app.batch import command as batch
 from imgscale.app.bench import command as bench
 from imgscale.app.console import CANCELLED, complain
 from imgscale.app.demo import command as demo
@@ -229,6 +230,7 @@ def score(
     _do(work)
 
 
+app.command(help=batch.HELP)(batch.batch)
 app.command(help=bench.HELP)(bench.bench)
 app.command(help=demo.HELP)(demo.demo)
 app.command(help=grid.HELP)(grid.grid)
