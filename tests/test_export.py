@@ -173,7 +173,7 @@ def test_the_image_folder_as_datasets_reads_it(tmp_path: Path) -> None:
     assert len({tuple(row) for row in rows}) == 1  # every row has the same columns
     kinds = {name: {type(row[name]) for row in rows} - {type(None)} for name in rows[0]}
     assert all(len(kind) <= 1 for kind in kinds.values()), kinds  # of one type each, which Arrow asks for
-    assert [(row["prompt"], row["score_clip"], json.loads(row["row"])["n"]) for row in rows] == [
+    assert [(row["prompt"], row["score_clip"], json.loads(row["row_json"])["n"]) for row in rows] == [
         ("a", 0.75, 1),
         ("a", 0.5, 1),
         ("b", 0.75, "text"),

@@ -21,6 +21,7 @@ from imgscale.app.grid import axes, cells, page, picture
 from imgscale.app.grid.axes import Axis
 from imgscale.app.grid.cells import Cell
 from imgscale.app.job import Job
+from imgscale.app.plots import typeface
 from imgscale.budget import Budget
 from imgscale.denoiser import Denoiser
 from imgscale.engine import Engine
@@ -144,6 +145,8 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
         ("searcher=best-of-n, rbf(draws=4, path=own),rbf+dps", "searcher", None),
         ("seed=1,2,..,5", "seed", ["1", "2", "3", "4", "5"]),
         ("seed=3,..,6,9", "seed", ["3", "4", "5", "6", "9"]),
+        ("seed=1..3,8", "seed", ["1", "2", "3", "8"]),
+        ("set.schedule=0 0.4 0.8,0 0.5", "set.schedule", ["0 0.4 0.8", "0 0.5"]),
         ("steps=8,6,..,2", "steps", ["8", "6", "4", "2"]),
         ("guidance=1,1.5,..,3", "guidance", ["1", "1.5", "2.0", "2.5", "3"]),
         ("set.draws=1,2,..,4", "set.draws", ["1", "2", "3", "4"]),
@@ -316,7 +319,12 @@ def test_the_table_shows_the_steering_scores(command: Command) -> None:
 
 def test_a_job_s_command_asks_for_the_job(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     asked: list[Job] = []
-    monkeypatch.setattr(generate, "generate", lambda job, *_, **__: asked.append(job) or 0)
+
+    def take(job: Job, *_: Any, **__: Any) -> int:
+        asked.append(job)
+        return 0
+
+    monkeypatch.setattr(generate, "generate", take)
     for job in (
         Job("a red circle", model="tiny", verifier="bright"),
         Job(
@@ -392,7 +400,7 @@ def test_the_picture_holds_the_images(scaler: Scaler) -> None:
 
 
 def test_lines_fit(scaler: Scaler) -> None:
-    font = picture.typeface(15, True)
+    font = typeface(15, True)
     for text in ("a red circle", "word " * 50, "w" * 300, "", "日本語の長い文章" * 30, "a" * 40 + " b " + "c" * 90):
         found = picture.lines(text, font, 120, 4)
         assert 1 <= len(found) <= 4 and all(font.getlength(line) <= 120 for line in found)

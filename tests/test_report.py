@@ -54,7 +54,7 @@ def test_the_page_shows_every_search_and_every_failure(tmp_path: Path) -> None:
         assert f"<li><b>{value}</b><span>{what}</span></li>" in text
     assert "<b>2</b><span>still to be made</span>" in text
     assert '<option value="=colours">colours</option><option value="=counting">' in text
-    assert "1: Row 7 has no prompt." in text and "prompts: a &amp; &lt;b&gt;.txt" in text
+    assert "1 × Row 7 has no prompt." in text and "prompts: a &amp; &lt;b&gt;.txt" in text
 
 
 def test_the_images_are_inside(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ def imagefolder(pictures: Sequence[Picture], folder: Folder) -> list[str]:
         name = f"{i:06d}.png"
         folder.copy(f"train/{name}", picture.path)
         row = json.dumps(dict(picture.prompt.columns), ensure_ascii=False)  # its own columns may be of any kind
-        lines.append(json.dumps({"file_name": name, **picture.values, "row": row}, ensure_ascii=False, allow_nan=False))
+        values = {"file_name": name, **picture.values, "row_json": row}
+        lines.append(json.dumps(values, ensure_ascii=False, allow_nan=False))
     folder.write("train/metadata.jsonl", "".join(f"{line}\n" for line in lines).encode())
     return []
 

@@ -129,6 +129,11 @@ def _split(flag: str, text: str) -> list[str]:
 
 def _expanded(flag: str, values: list[str]) -> list[str]:
     """The values with numbers for each ``..``: by steps of one, or as far as the two values before it lie apart."""
+    parts: list[str] = []
+    for value in values:
+        ends = re.fullmatch(r"(\d+)\.\.(\d+)", value)
+        parts += [ends[1], "..", ends[2]] if ends else [value]
+    values = parts
     found: list[str] = []
     for i, value in enumerate(values):
         if value != "..":

@@ -27,7 +27,8 @@ def page(cells: Sequence[Cell], x: Axis, y: Axis | None, title: str, settings: s
         command: The one that made the grid.
     """
     column = y is None and x.flag == "--y"
-    across, down = (None, x) if column else (x, y)
+    across: Axis | None = None if column else x
+    down: Axis | None = x if column else y
     best = picture.best(cells)
     rows: dict[int, list[Cell]] = {}
     for cell in cells:
@@ -38,9 +39,10 @@ def page(cells: Sequence[Cell], x: Axis, y: Axis | None, title: str, settings: s
         for k, row in rows.items()
     )
     corner = f'<th class="corner"><small>{escape(down.title)}</small></th>' if down else ""
+    titles = [escape(across.title), *["&nbsp;"] * (len(across.values) - 1)] if across else []
     heads = "".join(
-        f"<th>{f'<small>{escape(across.title)}</small>' if i == 0 else '<small>&nbsp;</small>'}{escape(value)}</th>"
-        for i, value in enumerate(across.values if across else ())
+        f"<th><small>{text}</small>{escape(value)}</th>"
+        for text, value in zip(titles, across.values if across else (), strict=True)
     )
     data = {"columns": max(cell.column for cell in cells) + 1, "cells": [_data(cell, x, y) for cell in cells]}
     return pages.document(

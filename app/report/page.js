@@ -5,12 +5,11 @@ const CHUNK = 60; // cards that are made at a time: a page of thousands must ope
 // ------------------------------------------------------------------------------------------------------ cards
 
 function picture(source, label, kind = "") {
-  const frame = make("span", { className: kind });
+  const frame = make("span", { className: "frame" });
   if (source) {
     frame.append(make("img", { src: source, alt: "", decoding: "async", className: data.tiny ? "tiny" : "" }));
   }
-  if (label) frame.append(make("i", {}, label));
-  return frame;
+  return make("figure", { className: kind }, frame, ...(label ? [make("figcaption", {}, label)] : []));
 }
 
 function pair(of) {
@@ -102,7 +101,8 @@ new IntersectionObserver((seen) => { if (seen.some((of) => of.isIntersecting)) f
 
 // ------------------------------------------------------------------------------------------------------ plots
 
-const [WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM] = [560, 230, 54, 54, 10, 36];
+const WIDE = Math.max(300, Math.min(560, innerWidth - 60)); // or the letters would shrink on a phone
+const [HIGH, LEFT, RIGHT, TOP, BOTTOM] = [230, 54, 54, 10, 36];
 
 function draw(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -147,6 +147,11 @@ function plot(nfe, curves, plain) {
   curves.forEach((values, k) => {
     const path = steps(nfe, values, x, (value) => y(value, Math.min(k, 1)));
     svg.append(draw("path", { class: `curve${k % 4}${k ? " held" : ""}`, d: path && `${path}H${x(last)}` }));
+    if (nfe.length <= 24) {
+      const dots = values.map((value, i) => [x(nfe[i]), value]).filter(([, value]) => value !== null);
+      const dot = ([cx, value]) => draw("circle", { class: `dot${k % 4}`, cx, cy: y(value, Math.min(k, 1)), r: 3 });
+      svg.append(...dots.map(dot));
+    }
   });
   return svg;
 }

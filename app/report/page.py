@@ -28,7 +28,7 @@ def page(title: str, items: Sequence[dict[str, Any]], summary: Summary, *, tiny:
     data = {"names": names, "items": items, "tiny": tiny, "curve": summary.curve}
     tiles = "".join(f"<li><b>{escape(value)}</b><span>{escape(name)}</span></li>" for value, name in summary.tiles)
     curve = (
-        '<div><p class="note">Mean of the best so far, over all prompts.</p><div id="curve"></div></div>'
+        '<div class="mean"><p class="note">Mean of the best so far, over all prompts.</p><div id="curve"></div></div>'
         if summary.curve
         else ""
     )
@@ -63,7 +63,7 @@ def _cell(text: str) -> str:
 def _failures(summary: Summary) -> str:
     if not summary.failures:
         return ""
-    rows = "".join(f"<li>{count}: {escape(why)}</li>" for why, count in summary.failures)
+    rows = "".join(f"<li>{count} × {escape(why)}</li>" for why, count in summary.failures)
     return f"<details open><summary class='bad'>Without an image</summary><ul>{rows}</ul></details>\n"
 
 

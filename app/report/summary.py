@@ -159,7 +159,7 @@ def _curve(items: Sequence[Item], names: Sequence[str]) -> list[list[float | Non
         return None
     spent = np.unique(np.concatenate([row["trace"]["nfe"] for row in rows])).astype(float)
     grid = spent if len(spent) <= POINTS else np.unique(np.linspace(spent[0], spent[-1], POINTS).round())
-    columns = []
+    columns: list[list[float | None]] = []
     for name in names:
         known = [row for row in rows if any(s is not None for s in row["trace"]["scores"].get(name, ()))]
         if not known:
@@ -167,7 +167,8 @@ def _curve(items: Sequence[Item], names: Sequence[str]) -> list[list[float | Non
             continue
         means = np.mean([statistics.best_so_far(row, "nfe", name, grid) for row in known], axis=0)
         columns.append([float(f"{mean:.5g}") if np.isfinite(mean) else None for mean in means])
-    return [[float(at) for at in grid], *columns]
+    nfe: list[float | None] = [float(at) for at in grid]
+    return [nfe, *columns] if len(grid) > 2 else None
 
 
 def _yaml(config: Mapping[str, Any]) -> str:
