@@ -143,7 +143,7 @@ class _Plan:
         for cell in self.cells:
             if cell.output is None:
                 continue
-            of, spent = cell.output, f"{cell.output.nfe} NFE · {cell.output.ledger.seconds:.1f} s"
+            of, spent = cell.output, f"{cell.output.nfe} NFE"  # and no seconds, which cells share
             names = [of.verifier, *(name for name in of.scores if name != of.verifier)]
             texts = [(_written(name, of.scores[name]), name == of.verifier) for name in names]
             texts += [(spent, False), *([("stopped early", False)] if of.stopped == "cancelled" else [])]
