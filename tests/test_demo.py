@@ -2,7 +2,11 @@
 
 import json
 import math
+import re
 import shlex
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +22,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 
 from imgscale import png
+from imgscale.app import main
 from imgscale.app.demo import desk as desks
 from imgscale.app.demo import page, serve, view
 from imgscale.app.demo.chart import chart
@@ -92,7 +97,12 @@ def test_stop_ends_who_waits_at_once_and_the_others_move_up(desk: Desk) -> None:
 
 def test_stop_while_the_model_loads_ends_at_once_though_the_device_is_busy(desk: Desk) -> None:
     loaded = threading.Event()
-    ticket = desk.enter("ann", lambda ticket: (loaded.wait(WAIT), ticket.show(state="searching"))[1])
+
+    def load(ticket: Ticket) -> None:
+        loaded.wait(WAIT)
+        ticket.show(state="searching")
+
+    ticket = desk.enter("ann", load)
     until(lambda: ticket.look().state == "loading")
     ticket.stop()
     assert ticket.look().state == "left"
@@ -293,7 +303,7 @@ def test_the_time_of_a_search_is_learnt_from_others() -> None:
 def test_a_plot_has_a_solid_line_dashed_held_out_ones_and_their_own_axis() -> None:
     points = [Point(5, 0.2, {"shapes": 0.0}), Point(10, 0.4, {"shapes": 1.0}), Point(20, -math.inf)]
     drawn = chart(points, "clip", 20, now=15, plain=0.1)
-    assert drawn.count('class="steers" d="M25.00') == 1  # a quarter of the budget
+    assert 'class="steers" d="M25.00' in drawn  # a quarter of the budget
     assert 'class="held h0" d="M25.00' in drawn
     assert drawn.count('H75.00"') == 2  # up to now
     assert 'class="axis right"' in drawn and "shapes (held out)" in drawn and "plain sample" in drawn
@@ -481,6 +491,17 @@ def test_two_clients_wait_for_each_other_and_stop_at_once(served: tuple[Runner, 
     second.close()
 
 
+@pytest.mark.weights
+def test_the_docs_example(served: tuple[Runner, str], tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "demo.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    said: list[str] = []
+    code = code.replace('"http://127.0.0.1:7860"', f"{served[1]!r}, download_files={str(tmp_path)!r}")
+    exec(compile(code, "demo.md", "exec"), {"print": lambda *values: said.append(" ".join(map(str, values)))})
+    assert said[-1] == "Identical: all 4096 pixels are the same."
+    assert re.fullmatch(r"done (5\d|60) 0", said[-3])
+
+
 def test_the_apis_refusals_are_sentences(client: Client) -> None:
     with pytest.raises(AppError, match=r"^The seed can't be 'abc'; give a whole number from 0 to 2\*\*63 - 1\.$"):
         client.predict(**{**FORM, "seed": "abc"}, api_name="/search")
@@ -501,3 +522,54 @@ def test_a_port_that_is_taken_is_one_sentence(served: tuple[Runner, str], offer:
     with pytest.raises(UserError, match=f"can't listen at 127.0.0.1 port {port}"):
         with serve.served(Runner(replace(offer), tmp_path), port=port):
             pass
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--port", "70000"], "--port can't be '70000'; give a whole number from 0 to 65535."),
+        (["--max-budget", "0"], "--max-budget can't be '0'"),
+        (["--max-queue", "many"], "--max-queue can't be 'many'"),
+        (["--model", "nothing"], "Unknown model 'nothing'"),
+        (["--verifier", "nothing"], "Unknown verifier 'nothing'"),
+        (["--dtype", "int8"], "Unknown dtype 'int8'"),
+    ],
+)
+def test_options_that_cannot_be_are_one_sentence(
+    options: list[str], part: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main.main(["demo", *options])
+    said = capfd.readouterr().err
+    assert ended.value.code == 2 and part in said and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_gradio_it_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['gradio'] = None; from imgscale.app import main; main.main(['demo'])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1 and "get it with pip install 'imgscale[demo]'." in ran.stderr
+
+
+@pytest.mark.weights
+def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
+    words = ["demo", "--port", "0", "--model", "shapes-turbo", "--device", "cpu", "--out", str(tmp_path / "out")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "imgscale.app", *words], stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as server:
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        found = re.fullmatch(
+            r"imgscale: the demo is at (http://127\.0\.0\.1:\d+/); results go to .*; Ctrl-C ends\.\n", line
+        )
+        assert found, line
+        assert "imgscale" in httpx.get(found[1]).text
+        server.send_signal(signal.SIGINT)
+        rest = server.stderr.read()
+        assert server.wait(WAIT) == 0, rest
+    assert rest == "\nimgscale: stopping; searches end with their best so far.\n"

@@ -132,8 +132,8 @@ def test_a_search_from_the_prompt_to_the_download_and_again_from_the_png(visit: 
     assert len(previews | {ann.picture("best")}) >= 2
     assert ann.picture("plain") and ann.picture("plain") != ann.picture("best")
     assert ann.page.locator(".is-gallery .cell").count() >= 1
-    assert ann.page.locator(".is-chart path.steers").count() == 1
-    assert ann.page.locator(".is-chart path.held").count() == 1
+    assert ann.page.locator(".is-chart path.steers").count() == 2
+    assert ann.page.locator(".is-chart path.held").count() == 2
     assert re.search(r"model evaluations\s+\d+", ann.page.locator(".is-ledger").inner_text())
     assert "imgscale generate --model shapes-turbo" in ann.page.locator(".is-settings").inner_text()
     ann.shot("finished")

@@ -73,12 +73,15 @@ def _up(score: float, low: float, high: float) -> float:
 
 
 def _path(kind: str, curve: Curve, now: int, end: float, low: float, high: float) -> str:
-    """Steps: the best so far holds until it changes, and the last one up to now."""
+    """Steps, and a dot at each change: the best so far holds until it changes, and the last one up to now."""
     x, y = 100 * curve[0][0] / end, _up(curve[0][1], low, high)
-    parts = [f"M{x:.2f} {y:.2f}"]
+    parts, dots = [f"M{x:.2f} {y:.2f}"], [f"M{x:.2f} {y:.2f}h0"]
     for nfe, score in curve[1:]:
-        parts.append(f"H{100 * nfe / end:.2f}V{_up(score, low, high):.2f}")
-    return f'<path class="{kind}" d="{"".join(parts)}H{100 * now / end:.2f}"/>'
+        x, y = 100 * nfe / end, _up(score, low, high)
+        parts.append(f"H{x:.2f}V{y:.2f}")
+        dots.append(f"M{x:.2f} {y:.2f}h0")
+    line = f'<path class="{kind}" d="{"".join(parts)}H{100 * now / end:.2f}"/>'
+    return f'{line}<path class="{kind} dots" d="{"".join(dots)}"/>'
 
 
 def _axis(side: str, low: float, high: float) -> str:

@@ -67,7 +67,7 @@ async def _read(receive: Receive) -> bytes | None:
     body = b""
     while True:
         message = await receive()
-        body += message.get("body", b"")
+        body += bytes(message.get("body", b""))
         if len(body) > LARGEST:
             return None
         if not message.get("more_body"):
