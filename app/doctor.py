@@ -18,6 +18,7 @@ PACKAGES = (
     *("torch", "torchvision", "diffusers", "transformers", "open_clip_torch", "accelerate", "safetensors"),
     *("numpy", "scipy", "pillow", "matplotlib", "pydantic", "typer", "rich"),
 )
+EXTRAS = {"gradio": "demo"}  # packages of single commands, and the extras that bring them
 MODEL, PROMPT = "shapes-flow", "a red circle"
 
 
@@ -30,7 +31,8 @@ class Finding:
         name: Of the thing.
         ok: Whether it works.
         detail: Its version, or what is missing.
-        needs: What a verifier that is as it should be waits for: "option", "package" or "weights".
+        needs: What a verifier that is as it should be waits for: "option", "package" or "weights"; "package", too, for
+            one that a single command needs.
     """
 
     kind: str
@@ -54,7 +56,7 @@ def doctor(as_json: bool = False, quiet: bool = False) -> int:
     findings: list[Finding] = []
     with only_results_on_stdout(), waiting(quiet or as_json, "Looking around"):
         findings += _packages()
-        missing = [f.name for f in findings if not f.ok]
+        missing = [f.name for f in findings if not f.ok and not f.needs]
         if missing:
             findings.append(Finding("job", MODEL, False, f"install {', '.join(missing)} first"))
         else:
@@ -74,6 +76,12 @@ def _packages() -> Iterator[Finding]:
             yield Finding("package", name, True, metadata.version(name))
         except metadata.PackageNotFoundError:
             yield Finding("package", name, False, f"missing: pip install {name}")
+    for name, extra in EXTRAS.items():
+        try:
+            yield Finding("package", name, True, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            detail = f"imgscale {extra} needs it: pip install 'imgscale[{extra}]'"
+            yield Finding("package", name, False, detail, "package")
 
 
 def _devices() -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 
 from imgscale import png
-from imgscale.app import main
+from imgscale.app import doctor, main
 from imgscale.app.demo import desk as desks
 from imgscale.app.demo import page, serve, view
 from imgscale.app.demo.chart import chart
@@ -554,6 +554,13 @@ def test_without_gradio_it_says_what_to_install(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1 and "get it with pip install 'imgscale[demo]'." in ran.stderr
+
+
+def test_the_doctor_says_what_the_demo_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "EXTRAS", {"no-such-package": "demo"})
+    found = list(doctor._packages())[-1]
+    assert (found.ok, found.needs) == (False, "package")
+    assert found.detail == "imgscale demo needs it: pip install 'imgscale[demo]'"
 
 
 @pytest.mark.weights

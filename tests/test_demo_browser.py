@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,7 @@ pytestmark = [pytest.mark.weights]
 def browser() -> Iterator[Browser]:
     path = os.environ.get("IMGSCALE_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        said = "NO BROWSER: the demo's page isn't tested. Install Chromium (Debian: apt-get install chromium)."
-        warnings.warn(said, stacklevel=1)
-        pytest.skip(said)
+        pytest.skip("NO BROWSER: the demo's page isn't tested. Install Chromium (Debian: make browser).")
     with sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield started
