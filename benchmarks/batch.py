@@ -77,7 +77,7 @@ def _counted(args: argparse.Namespace, exact: bool) -> tuple[Scaler, Counter[int
         sizes[len(x)] += 1
         return predict(x, *rest)
 
-    scaler.engine.denoiser.predict = counted  # type: ignore[method-assign]
+    scaler.engine.denoiser.predict = counted  # type: ignore[method-assign, assignment]
     return scaler, sizes
 
 

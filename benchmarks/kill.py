@@ -30,7 +30,7 @@ PROMPTS = (
     *("a blue circle below a red triangle", "two {red|green} stars", "five red circles"),
 )
 OPTIONS = ("--model", "shapes-turbo", "--searcher", "best-of-n", "--budget", "8", "--keep", "2", "--together", "4")
-SEEDS = ("--seed", "1..3")
+SEEDS = ("--seed", "1..6")
 
 
 @dataclass
@@ -77,8 +77,7 @@ def trial(folder: Path, kills: int, seed: int, say: Callable[[str], None], optio
     first = time.monotonic() - began
     if process.wait() != 0:
         raise SystemExit("the run that nobody touches failed")
-    rest = time.monotonic() - began - first
-    say(f"untouched: first image after {first:.1f} s, all after {first + rest:.1f} s")
+    say(f"untouched: first image after {first:.1f} s, all after {time.monotonic() - began:.1f} s")
     killed, run = 0, folder / "killed"
     counts: list[int] = []  # items that each process finished
     before = 0
@@ -86,7 +85,8 @@ def trial(folder: Path, kills: int, seed: int, say: Callable[[str], None], optio
         process = _start([*words, "killed"], folder)
         if killed < kills:
             late = rng.random() < 0.5
-            limit = rng.random() * (first if not late else 1.5 * rest / kills)
+            # After an image in powers of ten: from the middle of the next file to the middle of the next searches.
+            limit = 10 ** rng.uniform(-3, 0) if late else rng.uniform(0, first)
             moment = _wait(process, run, late, limit)
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGKILL)
@@ -111,15 +111,19 @@ def _start(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _wait(process: subprocess.Popen[bytes], run: Path, late: bool, limit: float) -> str:
-    """Waits for a moment in start-up, or after the next image; says which it was."""
-    began = time.monotonic()
-    names = set(_names(run))
-    while late and process.poll() is None and set(_names(run)) <= names:
+    """Waits for a moment after the next image, or in start-up, which the next image ends; says which it was."""
+    began, names = time.monotonic(), set(_names(run))
+
+    def passed() -> float:
+        return time.monotonic() - began
+
+    while process.poll() is None and set(_names(run)) <= names and (late or passed() < limit):
         time.sleep(0.002)
-    began = time.monotonic() if late else began
-    while process.poll() is None and time.monotonic() - began < limit:
-        time.sleep(0.002)
-    return f"{limit:6.3f} s after {'the next image' if late else 'the start'}"
+    if late:
+        began = time.monotonic()
+        while process.poll() is None and passed() < limit:
+            time.sleep(0.001)
+    return f"{passed():6.3f} s after {'the next image' if late else 'the start'}"
 
 
 def _names(run: Path) -> list[str]:

@@ -21,6 +21,7 @@ from imgscale import files, models, png, registry
 from imgscale.app.batch import clock, lock, plan, queue, store
 from imgscale.app.batch.store import Store
 from imgscale.app.console import Interrupt
+from imgscale.app.job import Job
 from imgscale.denoiser import Denoiser
 from imgscale.engine import Engine
 from imgscale.errors import UserError
@@ -267,7 +268,7 @@ def test_a_second_process_is_refused_unless_it_joins(batch: Batch) -> None:
 
 def test_claims_are_shared_and_those_of_the_dead_taken_over(batch: Batch, tmp_path: Path) -> None:
     Path("p.txt").write_text("\n".join(TEXTS))
-    wish = plan.Wish("p.txt", plan.Job(prompt="", model="tiny", verifier="bright"))
+    wish = plan.Wish("p.txt", Job(prompt="", model="tiny", verifier="bright"))
     made = plan.plan(wish)
     one = queue.enter(tmp_path / "r", made, {})
     two = queue.enter(tmp_path / "r", made, {}, join=True)
@@ -288,7 +289,7 @@ def test_claims_are_shared_and_those_of_the_dead_taken_over(batch: Batch, tmp_pa
 
 def test_an_item_that_was_taken_over_is_not_kept_twice(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("a cat")
-    made = plan.plan(plan.Wish(str(tmp_path / "p.txt"), plan.Job(prompt="", model="tiny", verifier="bright")))
+    made = plan.plan(plan.Wish(str(tmp_path / "p.txt"), Job(prompt="", model="tiny", verifier="bright")))
     one = queue.enter(tmp_path / "r", made, {})
     two = queue.enter(tmp_path / "r", made, {}, join=True)
     assert one.claim("tiny") == 0

@@ -13,7 +13,8 @@ from imgscale.errors import UserError
 if TYPE_CHECKING:
     from imgscale.app.batch.plan import Plan, Task, Wish
     from imgscale.app.job import Job
-    from imgscale.scaler import Progress, Scaler
+    from imgscale.scaler import Scaler
+    from imgscale.watch import Progress
 
 PROBE = 10.0  # seconds of searching per model, at most
 

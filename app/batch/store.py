@@ -260,7 +260,10 @@ class Store:
     def prompts(self) -> list[Prompt]:
         """All prompts in their order."""
         rows = self._database.execute("SELECT number, id, row, text, columns, settings FROM prompts ORDER BY number")
-        return [Prompt(*row[:4], json.loads(row[4]), json.loads(row[5])) for row in rows]
+        return [
+            Prompt(number, id_, row, text, json.loads(columns), json.loads(settings))
+            for number, id_, row, text, columns, settings in rows
+        ]
 
     def states(self) -> dict[str, int]:
         """How many items there are by state."""
