@@ -430,6 +430,21 @@ def test_a_total_is_shared(batch: Batch) -> None:
 # -------------------------------------------------------------------------------------------------------- and the rest
 
 
+def test_an_image_can_be_made_again(batch: Batch, command: Command) -> None:  # noqa: F811
+    batch("--together", "5", "--keep", "2")
+    ran = command("rerun", "run/images/00002-two-stars-0.png", "--json", "--out", "again")
+    assert ran.status == 0 and ran.json["identical"], ran.err
+    assert "no imgscale settings" in command("rerun", "run/images/00002-two-stars-0-2.png").sentence
+
+
+def test_the_page_s_example_reads_a_run(batch: Batch, capfd: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "batch.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    batch()
+    exec(compile(example, "docs/batch.md", "exec"), {})
+    assert capfd.readouterr().out.splitlines()[2].startswith("two stars 0 {'bright': ")
+
+
 def test_a_dry_run_counts_and_writes_nothing(batch: Batch) -> None:
     ran = batch("--dry-run", "--json", "--seed", "1..3", "--keep", "2")
     assert ran.status == 0, ran.err

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from imgscale.app.batch.plan import Plan, Wish
 
 HELP = (
-    "Search for the images of a file of prompts.\n\nThe same command goes on where it was stopped, even by kill -9. A"
+    "Search for images of all prompts in a file.\n\nThe same command goes on where it was stopped, even by kill -9. A"
     " row may change any setting (docs/batch.md); {red|blue} in a prompt makes one of each. The exit status is 0 if"
     " all is done, 1 if something failed or is left, 130 if it was stopped."
 )
