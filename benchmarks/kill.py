@@ -40,7 +40,8 @@ class Outcome:
     Args:
         kills: How many times a process was killed.
         items: Of the run.
-        done: How often an item was done, over all processes; equals ``items`` if nothing was done twice.
+        done: How many of them are done.
+        again: How often an item that was done was done once more.
         images: How many files there are in the run that nobody touched.
         same: How many of them the killed run has byte for byte, and no others.
     """
@@ -48,12 +49,13 @@ class Outcome:
     kills: int
     items: int
     done: int
+    again: int
     images: int
     same: int
 
     @property
     def passed(self) -> bool:
-        return self.done == self.items and self.same == self.images > 0
+        return self.done == self.items and self.again == 0 and self.same == self.images > 0
 
 
 def trial(folder: Path, kills: int, seed: int, say: Callable[[str], None], options: Sequence[str] = ()) -> Outcome:
@@ -79,8 +81,8 @@ def trial(folder: Path, kills: int, seed: int, say: Callable[[str], None], optio
         raise SystemExit("the run that nobody touches failed")
     say(f"untouched: first image after {first:.1f} s, all after {time.monotonic() - began:.1f} s")
     killed, run = 0, folder / "killed"
-    counts: list[int] = []  # items that each process finished
-    before = 0
+    ended: dict[int, float] = {}  # of each item that is done, when
+    again = 0
     while True:
         process = _start([*words, "killed"], folder)
         if killed < kills:
@@ -92,9 +94,9 @@ def trial(folder: Path, kills: int, seed: int, say: Callable[[str], None], optio
                 os.kill(process.pid, signal.SIGKILL)
                 killed += 1
         status = process.wait()
-        done = _done(run)
-        counts.append(done - before)
-        before = done
+        now = _ended(run)
+        again += sum(now.get(item) != when for item, when in ended.items())  # changed, or lost
+        ended, done = now, len(now)
         if status != -signal.SIGKILL:
             say(f"ended by itself with status {status}: {done} done")
             break
@@ -102,8 +104,7 @@ def trial(folder: Path, kills: int, seed: int, say: Callable[[str], None], optio
     straight, other = _images(folder / "straight"), _images(run)
     same = sum(other.get(name) == data for name, data in straight.items())
     same -= len(other.keys() - straight.keys())
-    items, events = _total(run), sum(counts)
-    return Outcome(killed, items, events, len(straight), same)
+    return Outcome(killed, _total(run), len(ended), again, len(straight), same)
 
 
 def _start(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
@@ -136,24 +137,24 @@ def _images(run: Path) -> dict[str, bytes]:
     return {name: (run / "images" / name).read_bytes() for name in _names(run)}
 
 
-def _ask(run: Path, query: str) -> int:
+def _ask(run: Path, query: str) -> list[tuple[int, float]]:
     if not (run / "run.sqlite").exists():
-        return 0
+        return []
     database = sqlite3.connect(run / "run.sqlite")
     try:
-        return int(database.execute(query).fetchone()[0])
+        return list(database.execute(query))
     except sqlite3.OperationalError:  # killed before there was anything in it
-        return 0
+        return []
     finally:
         database.close()
 
 
-def _done(run: Path) -> int:
-    return _ask(run, "SELECT count(*) FROM items WHERE state = 'done'")
+def _ended(run: Path) -> dict[int, float]:
+    return dict(_ask(run, "SELECT item, ended FROM results JOIN items ON number = item WHERE state = 'done'"))
 
 
 def _total(run: Path) -> int:
-    return _ask(run, "SELECT count(*) FROM items")
+    return len(_ask(run, "SELECT number, 0.0 FROM items"))
 
 
 def main(args: argparse.Namespace) -> None:
@@ -166,8 +167,8 @@ def main(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = trial(Path(folder), args.kills, args.seed, say)
     say(
-        f"{found.kills} kills: {found.done} of {found.items} items done, {found.same} of {found.images} files the same"
-        " byte for byte"
+        f"{found.kills} kills: {found.done} of {found.items} items done, {found.again} of them twice;"
+        f" {found.same} of {found.images} files the same byte for byte"
     )
     if not found.passed:
         raise SystemExit(1)
