@@ -15,6 +15,7 @@ from imgscale.errors import UserError
 
 if TYPE_CHECKING:
     from imgscale.asks import Ask
+    from imgscale.early_exit import Rule
     from imgscale.result import SearchOutput
     from imgscale.scaler import Scaler
     from imgscale.watch import Progress
@@ -47,6 +48,7 @@ class Job:
     journal: Path | None = None
     preview: str | None = None
     verifier_timeout: float | None = None
+    early_exit: str | Rule = "off"
 
     def check(self) -> None:
         """Refuses what can't be run, before the model is loaded; the cheapest checks come first.
@@ -54,7 +56,7 @@ class Job:
         Raises:
             UserError: A name that doesn't exist, an option that doesn't fit, a prompt that can't be judged.
         """
-        from imgscale import models, previews, registry
+        from imgscale import early_exit, models, previews, registry
 
         checks.prompt(self.prompt)
         if self.negative is not None:
@@ -62,6 +64,7 @@ class Job:
         models.locate(self.model)
         if self.preview is not None:
             previews.check(self.preview)
+        early_exit.chosen(self.early_exit)
         searcher, guide = registry.compose(self.searcher, self.guide)
         registry.searcher.resolve(searcher, self.options)
         if guide is not None:
@@ -85,6 +88,7 @@ class Job:
             **{"steps": self.steps, "guidance": self.guidance, "height": self.height, "width": self.width},
             **{"negative": self.negative, "device": self.device, "dtype": self.dtype, "preview": self.preview},
             "verifier-timeout": self.verifier_timeout,
+            "early-exit": self.early_exit if self.early_exit != "off" and isinstance(self.early_exit, str) else None,
         }
         pairs = [(f"--{name}", f"{value}") for name, value in texts.items() if value is not None]
         pairs += [("--set", f"{name}={value}") for name, value in self.options.items()]
@@ -113,6 +117,7 @@ class Job:
             plain=self.plain,
             preview=self.preview,
             verifier_timeout=self.verifier_timeout,
+            early_exit=self.early_exit,
             pipeline_arguments=self.arguments,
         )
 
@@ -178,6 +183,7 @@ class Job:
             journal=self.journal,
             preview=self.preview,
             verifier_timeout=self.verifier_timeout,
+            early_exit=self.early_exit,
             **self.arguments,
         )
         return output

@@ -89,6 +89,9 @@ def generate(
     verifier_timeout: str | None = typer.Option(
         None, metavar="S", help="Longest time of one call of a verifier; no limit."
     ),
+    early_exit: str = typer.Option(
+        "off", metavar="MODE", help="Stop hopeless candidates: off, calibrated, paper, or 'calibrated(delta=0.1)'."
+    ),
     no_plain: bool = typer.Option(
         False, "--no-plain", metavar=_FLAG, help="Don't make the plain image to compare with."
     ),
@@ -130,6 +133,7 @@ def generate(
         journal=journal,
         preview=preview,
         verifier_timeout=checks.positive(verifier_timeout, "--verifier-timeout"),
+        early_exit=early_exit,
     )
 
     def work() -> int:

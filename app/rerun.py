@@ -121,6 +121,7 @@ def job_of(
         UserError: It needs something that only the user may name.
     """
     from imgscale import registry
+    from imgscale.early_exit import Rule
     from imgscale.models import bundled
 
     if model is None and record.model not in bundled():
@@ -170,6 +171,7 @@ def job_of(
         plain=False,
         preview=preview or record.preview,
         verifier_timeout=record.verifier_timeout,
+        early_exit="off" if record.early_exit is None else Rule.from_dict(record.early_exit.model_dump()),
     )
 
 

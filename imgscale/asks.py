@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from imgscale import registry
 from imgscale.budget import Budget
+from imgscale.early_exit import EarlyExit, Rule, chosen
 from imgscale.errors import UserError
 from imgscale.problem import Guide, Verb
 from imgscale.result import SearchOutput
@@ -43,13 +44,14 @@ class Ask:
     preview: Any = None
     verifier_timeout: float | None = None
     keep: int | None = 1
+    early_exit: str | EarlyExit | Rule = "off"
     pipeline_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
         """Refuses what no model could do.
 
         Raises:
-            UserError: A prompt, seed, number or time that isn't one.
+            UserError: A prompt, seed, number, time or early exit that isn't one.
         """
         if not isinstance(self.prompt, str) or not self.prompt.strip():
             raise UserError(f"The prompt can't be {self.prompt!r}; write what the image should show.")
@@ -58,6 +60,7 @@ class Ask:
         whole = not isinstance(self.keep, bool) and isinstance(self.keep, int | None)
         if not whole or (self.keep is not None and self.keep < 1):
             raise UserError(f"keep can't be {self.keep!r}; give how many images to keep, from 1 on, or None for all.")
+        chosen(self.early_exit)
         time = self.verifier_timeout
         number = not isinstance(time, bool) and isinstance(time, int | float) and math.isfinite(time) and time > 0
         if time is not None and not number:

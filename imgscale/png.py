@@ -76,6 +76,29 @@ class Curves(_Strict):
     foresight: Annotated[list[float], Field(min_length=2, max_length=1001)]
 
 
+class LearnedMargins(_Strict):
+    """See `imgscale.calibration.Margins`."""
+
+    centre: Annotated[list[float], Field(max_length=1000)]
+    scale: Annotated[list[float], Field(max_length=1000)]
+    factors: Annotated[list[tuple[Count, float]], Field(max_length=100)]
+
+
+class Exit(_Strict):
+    """By what rule candidates were dropped; see `imgscale.early_exit.Rule`."""
+
+    mode: Literal["calibrated", "paper"]
+    delta: float
+    checks: Annotated[list[Count], Field(max_length=1000)] | None = None
+    v_sup: float | None = None
+    lead: Count
+    audit: float
+    at: Annotated[list[Count], Field(max_length=1000)]
+    steps: Count
+    top: float | None = None
+    margins: dict[Literal["fresh", "kin"], LearnedMargins] = {}
+
+
 class Record(_Strict):
     """How an image was made: what was asked for, and how it went.
 
@@ -103,6 +126,8 @@ class Record(_Strict):
     preview: Name = "full"
     preview_decoder: Name | None = None
     verifier_timeout: Annotated[float, Field(gt=0)] | None = None
+    early_exit: Exit | None = None
+    exits: dict[Name, Count] = {}
     max_batch: Annotated[int, Field(ge=1, le=4096)]
     exact: bool = False
     pipeline_arguments: Annotated[dict[Name, Scalar], Field(max_length=100)] = {}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from imgscale import kernels
 from imgscale.budget import BACKWARD, BudgetSpent, Meter, Price
+from imgscale.early_exit import Exits, Kind, Rule, ahead, race
 from imgscale.errors import UserError
 from imgscale.kernels import ODE, Kernel
 from imgscale.keys import fold, normal, root
@@ -130,12 +131,15 @@ class Problem:
         differentiable: Whether the verifier has gradients.
         guide: Bends every transition that a searcher takes by a kernel of its own; ordinary samples stay as they are.
         usefulness: What was measured of the model and the verifier; left aside where it was for other steps.
+        early_exit: Drops candidates on their way to the image; left aside where it is for other steps.
 
     Attributes:
         schedule: The model's own path and time grid.
         kernel: The model's ordinary step (ODE).
         incumbent: The one particle that the engine would finish if the search ended now.
         done: Whether an image has been finished and scored.
+        reached: The highest score of a finished image.
+        exits: What came of early exit.
     """
 
     def __init__(
@@ -152,6 +156,7 @@ class Problem:
         differentiable: bool = False,
         guide: Guide | None = None,
         usefulness: Usefulness | None = None,
+        early_exit: Rule | None = None,
     ) -> None:
         self._denoiser = denoiser
         self.cond = cond
@@ -165,8 +170,11 @@ class Problem:
         self.schedule = self.grid(steps)
         self.kernel: Kernel = ODE()
         self.usefulness = usefulness if usefulness and usefulness.steps == self.schedule.steps else None
+        self.early_exit = early_exit if early_exit and early_exit.steps == self.schedule.steps else None
+        self.exits = Exits()
         self.incumbent: Particles | None = None
         self.done = False
+        self.reached = -math.inf
         self._drawn = 0
         if hasattr(guide, "slopes"):
             self.check_differentiable()
@@ -211,8 +219,22 @@ class Problem:
         fits += [_quotient(self.meter.left("nfe"), nfe), _quotient(self.meter.left("gradients"), gradients)]
         if price is not None:
             backward = gradients * ((BACKWARD - 1) * price.nfe + BACKWARD * price.look)
-            fits.append(_quotient(self.meter.left("eflops"), nfe * price.nfe + backward + price.image))
+            looks = len(self.early_exit.checks) * (price.preview + price.score) if self.early_exit else 0
+            fits.append(_quotient(self.meter.left("eflops"), nfe * price.nfe + backward + price.image + looks))
         return int(min(at_most, *fits))
+
+    def may_look(self, particles: Particles) -> bool:
+        """Whether previews of these particles may be scored besides all that can still be finished.
+
+        A look saves evaluations, and takes decodes and verifier calls: so it never takes those of an image.
+        """
+        n, price, rest = len(particles), self.meter.price, self.finishing_nfe(particles)
+        calls = min(self.meter.left("verifier_calls"), self.meter.left("decodes"))
+        if calls < math.inf and calls < n + max(n, self.left // self.sample_nfe):
+            return False
+        if price is None:
+            return True
+        return n * (price.preview + price.score + rest * price.nfe + price.image) <= self.meter.left("eflops")
 
     def grid(self, steps: int) -> Schedule:
         """The model's own path with its grid of so many transitions."""
@@ -243,15 +265,35 @@ class Problem:
         to: int | None = None,
         kernel: Kernel | None = None,
         guide: Guide | None = None,
+        *,
+        beat: float | None = None,
+        keep: int = 1,
     ) -> Generator[Request, Any, Particles]:
         """Moves particles to step ``to`` (the end if None) by the kernel (the model's own ODE if None).
 
-        A kernel's transitions are bent by the guide; by the problem's if None.
+        A kernel's transitions are bent by the guide; by the problem's if None. Several that go to the end by the ODE
+        are a race where there is an early exit: they come back scored, and those that were dropped score −inf.
+
+        Args:
+            particles: At one place.
+            to: A step of their schedule.
+            kernel: Of the transitions.
+            guide: Bends them.
+            beat: In a race, a score that has been reached, above which alone images matter; the best so far if None.
+            keep: In a race, how many of the best matter.
         """
         schedule = particles.schedule
         guide = guide or (None if kernel is None else self.guide)
-        kernel = kernel or self.kernel
         to = schedule.steps if to is None else to
+        if to == schedule.steps and kernel is None and guide is None and self._races(particles):
+            return (yield from self._race(particles, "kin", beat, keep))
+        return (yield from self.solve(particles, to, kernel, guide))
+
+    def solve(
+        self, particles: Particles, to: int, kernel: Kernel | None = None, guide: Guide | None = None
+    ) -> Generator[Request, Any, Particles]:
+        """The same for all of them, whatever becomes of them."""
+        schedule, kernel = particles.schedule, kernel or self.kernel
         self._admit(len(particles), self.cost(schedule, particles.step, to, kernel), schedule, to)
         while particles.step < to:
             step, x = particles.step + 1, particles.x
@@ -263,6 +305,20 @@ class Problem:
                 particles = yield from (self._look_with_gradient(particles) if sloped else self._look(particles))
             self._follow(particles)
         return particles
+
+    def _races(self, particles: Particles) -> bool:
+        return self.early_exit is not None and len(particles) > 1 and bool(ahead(self.early_exit, self, particles))
+
+    def _race(
+        self, particles: Particles, kind: Kind, beat: float | None, keep: int, of: int | None = None
+    ) -> Generator[Request, Any, Particles]:
+        assert self.early_exit is not None
+        schedule = particles.schedule
+        # The first ones to leave may be the last: all could run to the end.
+        cost = self.cost(schedule, particles.step, schedule.steps)
+        self._admit(len(particles), cost, schedule, schedule.steps)
+        beat = self.reached if beat is None else beat
+        return (yield from race(self, particles, self.early_exit, kind=kind, beat=beat, keep=keep, of=of))
 
     def _look(self, particles: Particles) -> Generator[Request, Any, Particles]:
         """Asks the model for x0."""
@@ -336,14 +392,23 @@ class Problem:
         moved = replace(particles, schedule=schedule, step=to, x=x, x0=x, keys=keys, scores=None)
         return self._follow((yield from (self._look_with_gradient(moved) if sloped else self._look(moved))))
 
-    def sample(self, n: int) -> Generator[Request, Any, Particles]:
-        """``n`` fresh finished samples, as the pipeline itself makes them."""
-        self._admit(n, self.sample_nfe, self.schedule, self.schedule.steps)
-        return (yield from self.denoise(self.prior(n)))
+    def sample(self, n: int, *, keep: int = 1, of: int | None = None) -> Generator[Request, Any, Particles]:
+        """``n`` fresh finished samples, as the pipeline itself makes them; a race as in `denoise`.
 
-    def finish(self, particles: Particles) -> Generator[Request, Any, Particles]:
-        """Solves particles to the end by the model's own ODE, from wherever they are."""
-        return (yield from self.denoise(self.on_own_path(particles)))
+        Args:
+            n: How many.
+            keep: In a race, how many of the best matter.
+            of: Samples that the search draws in all, if that is known.
+        """
+        self._admit(n, self.sample_nfe, self.schedule, self.schedule.steps)
+        fresh = self.prior(n)
+        if self._races(fresh):
+            return (yield from self._race(fresh, "fresh", None, keep, of))
+        return (yield from self.solve(fresh, self.schedule.steps))
+
+    def finish(self, particles: Particles, *, keep: int = 1) -> Generator[Request, Any, Particles]:
+        """Solves particles to the end by the model's own ODE, from wherever they are; a race as in `denoise`."""
+        return (yield from self.denoise(self.on_own_path(particles), keep=keep))
 
     def score(self, particles: Particles) -> Generator[Request, Any, tuple[Particles, Tensor]]:
         """Rewards of the particles' x0, of an image if they are finished and of a preview if not.
@@ -360,6 +425,8 @@ class Problem:
         self._admit_bill(request, particles.schedule, particles.step)
         scores = yield request
         particles = replace(particles, scores=scores)
+        if particles.finished and len(scores):
+            self.reached = max(self.reached, float(scores.max()))
         self._follow(particles)
         return particles, scores
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,16 @@ import imgscale
 from imgscale import asks, hacking, previews, registry, usefulness, verification
 from imgscale.asks import Ask, Done, Searcher
 from imgscale.budget import Budget, Meter, Price
+from imgscale.calibration import Calibrations, fingerprint, margins
+from imgscale.early_exit import EarlyExit, Rule, chosen, resumed
 from imgscale.engine import Engine
 from imgscale.errors import UserError
 from imgscale.images import to_pil
-from imgscale.journal import Journal
+from imgscale.journal import HEAD, Journal
 from imgscale.models import ModelSettings, folder_of, load_pipeline
 from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
-from imgscale.rewards import Verifier, panel, timed
+from imgscale.rewards import Verifier, is_ensemble, panel, timed
 from imgscale.search import Search
 from imgscale.usefulness import Usefulness
 from imgscale.verification import VerifierLike
@@ -60,7 +62,8 @@ def load(
         raise UserError(f"max_batch can't be {max_batch!r}; give a whole number of at least 1.")
     pipe, name, settings = load_pipeline(model, device=device, dtype=dtype)
     measured = usefulness.known(folder_of(model), name)
-    return Scaler(Engine(Denoiser(pipe, settings.defaults), max_batch, exact), name, settings, measured)
+    engine = Engine(Denoiser(pipe, settings.defaults), max_batch, exact)
+    return Scaler(engine, name, settings, measured, folder_of(model))
 
 
 class Scaler:
@@ -71,6 +74,7 @@ class Scaler:
         name: The model's name in records.
         settings: What the search should know of the model.
         usefulness: What was measured of it, by verifier.
+        folder: The model's own, if it has one, with what early exit has learned of it.
 
     Attributes:
         price: What searches reckon with in eFLOPs in the place of what `cost` counts, for a re-run elsewhere.
@@ -82,12 +86,14 @@ class Scaler:
         name: str,
         settings: ModelSettings | None = None,
         usefulness: Mapping[str, Usefulness] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.engine = engine
         self.name = name
         self.settings = settings or ModelSettings()
         self.usefulness = dict(usefulness or {})
         self.price: Price | None = None
+        self.calibrations = Calibrations(folder, name)
         self._verifiers: dict[Any, Verifier] = {}
         self._patience: dict[tuple[int, float], tuple[Verifier, Verifier]] = {}
         self._previews: dict[str, Any] = {}
@@ -116,6 +122,7 @@ class Scaler:
         preview: Any = None,
         verifier_timeout: float | None = None,
         keep: int | None = 1,
+        early_exit: str | EarlyExit | Rule = "off",
         **pipeline_arguments: Any,
     ) -> Any:
         """Searches for the image of a prompt that the verifier likes best.
@@ -144,6 +151,9 @@ class Scaler:
                 VAE, and the winner's score by its preview is kept beside that of the image.
             verifier_timeout: Seconds that one call of a verifier may take; more costs its images −inf.
             keep: How many finished images the output holds, the best first; all of them for None.
+            early_exit: Stops candidates whose previews show that they can't win: "off", "calibrated", "paper", one with
+                options such as "calibrated(delta=0.1)", or an `EarlyExit`. Calibrated learns from search to search, and
+                drops none at first; a `Rule` is one that a search had.
             plain: Also make the pipeline's own image for comparison, outside of the budget.
             progress: Show a tqdm bar.
             callback: Called after every engine step, also to cancel.
@@ -161,6 +171,8 @@ class Scaler:
         limits = Budget.of(budget)
         judge = verifier if isinstance(verifier, str) else self.verifier(verifier)
         reports = [spec if isinstance(spec, str) else self.verifier(spec) for spec in report]
+        if journal is not None:
+            early_exit = resumed(Path(journal).expanduser() / HEAD, early_exit)
         made = [
             self._prepare(
                 Ask(
@@ -181,6 +193,7 @@ class Scaler:
                     preview=preview,
                     verifier_timeout=verifier_timeout,
                     keep=keep,
+                    early_exit=early_exit,
                     pipeline_arguments=pipeline_arguments,
                 )
             )
@@ -302,6 +315,8 @@ class Scaler:
             guidance_scale=guidance,
             **ask.pipeline_arguments,
         )
+        told = {"guidance": guidance, "arguments": arguments, "height": cond.height, "width": cond.width}
+        rule, key = self._rule(chosen(ask.early_exit), judge, decoder, steps, useful, told)
         if self.engine.exact:
             _encode_alone(ask.prompt, (judge, *reports))
 
@@ -318,6 +333,7 @@ class Scaler:
                 differentiable=judge.differentiable,
                 guide=guided,
                 usefulness=useful,
+                early_exit=rule,
             )
             asks.check_budget(budget, problem)
             return Search(problem, make(problem), judge, reports, decoder, keep)
@@ -349,11 +365,52 @@ class Scaler:
             "pipeline": self.engine.denoiser.description,
             "exact": self.engine.exact,
         }
+        if rule is not None:
+            settings["early_exit"] = rule.as_dict()  # learned anew, the search might be another
         if price is not None and limits.eflops is not None:
             settings["price"] = asdict(price)  # counted anew, the search might be another
         wanted = search(limits, steer, ask.keep)
         one = Budget(nfe=wanted.problem.sample_nfe)
-        return _Prepared(ask, wanted, search(one, _one_sample) if ask.plain else None, settings)
+        return _Prepared(ask, wanted, search(one, _one_sample) if ask.plain else None, settings, key)
+
+    def _rule(
+        self,
+        exit: EarlyExit | Rule | None,
+        judge: Verifier,
+        decoder: Any,
+        steps: int,
+        useful: Usefulness | None,
+        told: Mapping[str, Any],
+    ) -> tuple[Rule | None, dict[str, Any] | None]:
+        """What decides on early exit in one search, and what its lessons are kept under; None where it learns nothing.
+
+        Raises:
+            UserError: Early exit can't be had here.
+        """
+        if exit is None or isinstance(exit, Rule):
+            return exit, None
+        if is_ensemble(judge):
+            raise UserError(
+                f"early_exit can't judge by the ensemble {judge.name!r}, whose scores only compare the images at hand;"
+                " give one verifier, or early_exit='off'."
+            )
+        checks = exit.steps(steps, useful)
+        top = judge.range[1] if exit.v_sup is None and judge.range else exit.v_sup
+        rule = Rule(exit, checks, steps, np.inf if top is None else top)
+        if exit.mode == "paper":
+            return rule, None
+        key = {
+            "model": fingerprint(self.engine.denoiser.pipe),
+            "sampling": {k: v for k, v in self.engine.denoiser.description.items() if k != "source"},
+            "verifier": judge.identity(),
+            "preview": previews.identity(decoder),
+            "steps": steps,
+            "checks": checks,
+            **told,
+        }
+        races = {kind: self.calibrations.races(key, kind) for kind in ("fresh", "kin")}
+        learned = {kind: found for kind in races if (found := margins(races[kind], exit.delta)) is not None}
+        return replace(rule, margins=learned), key
 
     def verifier(self, spec: VerifierLike) -> Verifier:
         """The verifier of a name, a name with options, or a function; made once and kept.
@@ -475,6 +532,12 @@ class Scaler:
                 if verifier.name not in candidate.report:  # it never was the best
                     candidate.report[verifier.name] = float(search.judge(verifier, candidate.image[None])[0])
                     search.meter.charge(report_calls=1)
+        if made.key is not None:
+            self.calibrations.learn(made.key, search.problem.exits.lessons)
+        if self.calibrations.complaint:
+            search.notice(self.calibrations.complaint)
+            self.calibrations.complaint = ""
+        exits = {"exits": search.problem.exits.as_dict()} if search.problem.early_exit is not None else {}
         stopped = {"stopped": search.stopped, "rounds": search.rounds, "nfe": search.meter.ledger.nfe}
         batch = {"max_batch": self.engine.max_batch}
         return SearchOutput(
@@ -490,7 +553,7 @@ class Scaler:
             plain=_plain(search, made.plain),
             stopped=search.stopped,
             finished=best.finished,
-            settings={"prompt": made.ask.prompt, "seed": made.ask.seed, **settings, **batch, **stopped},
+            settings={"prompt": made.ask.prompt, "seed": made.ask.seed, **settings, **batch, **stopped, **exits},
             events=search.events,
             gallery=gallery,
         )
@@ -498,12 +561,13 @@ class Scaler:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A search that was asked for, the plain sample beside it, and its settings for records."""
+    """A search that was asked for, the plain sample beside it, its settings for records, and the key of its lessons."""
 
     ask: Ask
     search: Search
     plain: Search | None
     settings: dict[str, Any]
+    key: dict[str, Any] | None = None
 
     @property
     def over(self) -> bool:

@@ -28,6 +28,6 @@ def best_of_n(problem: Problem, rng: np.random.Generator, *, n: int | None = Non
         size = problem.affordable(problem.sample_nfe, batch if n is None else min(batch, n - drawn))
         if size == 0:
             return
-        samples = yield from problem.sample(size)
+        samples = yield from problem.sample(size, of=n)
         yield from problem.score(samples)
         drawn += size

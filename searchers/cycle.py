@@ -48,7 +48,7 @@ def cycle(
     places = [round(own.steps * (i + 1) / (levels + 1)) for i in range(levels)]  # the noisiest first
     costs = [own.nfe(place - 1, own.steps) for place in places]
     while n := problem.affordable(problem.sample_nfe, starts):
-        pool, _ = yield from problem.score((yield from problem.sample(n)))
+        pool, _ = yield from problem.score((yield from problem.sample(n, keep=keep)))
         pool, turn, quiet = pool.top(keep), 0, 0
         while any(counts := _fitting(problem, costs, len(pool) * copies)):
             if quiet >= kappa and problem.affordable(problem.sample_nfe):
@@ -60,7 +60,7 @@ def cycle(
                     wave = [(yield from problem.denoise(join(wave), to=place))]
                 if count:
                     wave.append((yield from problem.renoise(children[:count], place)))
-            solved, _ = yield from problem.score((yield from problem.denoise(join(wave))))
+            solved, _ = yield from problem.score((yield from problem.denoise(join(wave), keep=keep)))
             rivals = join([pool, solved])
             assert rivals.scores is not None
             winners = rivals.scores.argsort(descending=True, stable=True)[:keep]

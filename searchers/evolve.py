@@ -61,14 +61,14 @@ def evolve(
         return nfe <= problem.left and n + children * len(places) <= problem.scores_left
 
     while n := next((n for n in range(population or MOST, 0, -1) if fits(n)), 0):
-        trail = yield from _grow(problem, (yield from problem.start(n)), places)
+        trail = yield from _grow(problem, (yield from problem.start(n)), places, elites)
         for generation, place in enumerate(places if n > elites else ()):
             ranked = _scores(trail[-1]).argsort(descending=True, stable=True)
             winners = torch.from_numpy(rng.integers(n, size=(n - elites, 2)).min(1))
             parents = trail[generation][ranked[winners]]
             children = replace(parents, keys=fold(parents.keys, generation, torch.arange(len(parents))))
             mutants = yield from problem.renoise(mutate(children, mutation), place)  # nothing but a look at them
-            grown = yield from _grow(problem, mutants, places[generation:])
+            grown = yield from _grow(problem, mutants, places[generation:], elites)
             kept = [states[ranked[:elites]] for states in trail[generation:]]
             trail[generation:] = map(join, zip(kept, grown, strict=True))
 
@@ -82,13 +82,15 @@ def mutate(particles: Particles, strength: float) -> Particles:
     return replace(particles, x=x + column(path.sigma(t), x) * (mixed - eps), scores=None)
 
 
-def _grow(problem: Problem, particles: Particles, places: Sequence[int]) -> Generator[Request, Any, list[Particles]]:
+def _grow(
+    problem: Problem, particles: Particles, places: Sequence[int], elites: int
+) -> Generator[Request, Any, list[Particles]]:
     """The particles at each of the places, and finished and scored."""
     trail = []
     for place in places:
         particles = yield from problem.denoise(particles, to=place)
         trail.append(particles)
-    finished, _ = yield from problem.score((yield from problem.finish(particles)))
+    finished, _ = yield from problem.score((yield from problem.finish(particles, keep=elites)))
     return [*trail, finished]
 
 

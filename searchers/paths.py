@@ -65,7 +65,7 @@ def paths(
         kept = yield from problem.denoise(problem.prior(n, opening))
         for leg in legs(rounds):
             noisy = yield from problem.renoise(kept.branch(k), 0, leg)
-            solved, _ = yield from problem.score((yield from problem.denoise(noisy)))
+            solved, _ = yield from problem.score((yield from problem.denoise(noisy, keep=n)))
             kept = solved.top(n)
     yield from best_of_n(problem, rng)
 

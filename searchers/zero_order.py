@@ -42,7 +42,7 @@ def zero_order(
         best, stuck = float(scores), 0
         while stuck < patience and (n := problem.affordable(problem.sample_nfe, neighbours)) > 0:
             noises = near(pivot, cosine, n, first=stuck * neighbours)
-            _, scores = yield from problem.score((yield from problem.denoise(noises)))
+            _, scores = yield from problem.score((yield from problem.denoise(noises, beat=best)))
             stuck += 1
             if scores.max() > best:
                 pivot, best, stuck = noises[scores.argmax()], float(scores.max()), 0
