@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from imgscale.app import checks
 from imgscale.app.console import CANCELLED, Interrupt, complain, only_results_on_stdout, print_json
@@ -86,9 +86,24 @@ def show(output: SearchOutput, paths: Sequence[Path]) -> None:
         row(label, str(getattr(before, kind, "")), str(getattr(after, kind)))
     row("seconds", f"{before.seconds:.1f}" if before else "", f"{after.seconds:.1f}")
     console.print(table)
+    if "exits" in output.settings:
+        console.print(Text(f"\n{_exits(output.settings)}"), soft_wrap=True)
     console.print(Text(f"\n{REASONS[output.stopped]} Wrote"))
     for path in paths:
         console.print(Text(f"  {path}"), soft_wrap=True)
+
+
+def _exits(settings: Mapping[str, Any]) -> str:
+    """What came of early exit, in a sentence."""
+    found, rule = settings["exits"], settings["early_exit"]
+    if found["dropped"]:
+        return (
+            f"Early exit stopped {found['dropped']} of {found['candidates']} candidates, which saved"
+            f" {found['saved_nfe']} NFE."
+        )
+    if rule["mode"] == "calibrated" and not rule["margins"]:
+        return "Early exit stopped none: it is still learning from searches of this model with this verifier."
+    return f"Early exit stopped none of {found['candidates']} candidates."
 
 
 def _score(score: float) -> str:

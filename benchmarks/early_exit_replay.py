@@ -85,7 +85,9 @@ class Recorded:
         yield
 
 
-def replay(rule: Rule, previews: Floats, finals: Floats, *, seed: int = 0, beat: float = -math.inf) -> Outcome:
+def replay(
+    rule: Rule, previews: Floats, finals: Floats, *, seed: int = 0, beat: float = -math.inf, of: int | None = None
+) -> Outcome:
     """One race of all rows.
 
     Args:
@@ -94,9 +96,10 @@ def replay(rule: Rule, previews: Floats, finals: Floats, *, seed: int = 0, beat:
         finals: Scores (n,) of the images.
         seed: Decides whether the race is audited.
         beat: A score that was reached before.
+        of: Candidates of the whole search; these if None.
     """
     recorded: Any = Recorded(previews, finals)
-    running = race(recorded, recorded.particles(seed), rule, kind="fresh", beat=beat, of=len(finals))
+    running = race(recorded, recorded.particles(seed), rule, kind="fresh", beat=beat, of=of or len(finals))
     try:
         next(running)
     except StopIteration as end:

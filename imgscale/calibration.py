@@ -52,8 +52,8 @@ class Race:
     def of(cls, previews: Floats, finals: Floats) -> Race:
         """Named by its scores, and rounded as the file is."""
         previews, finals = np.round(previews, DIGITS), np.round(finals, DIGITS)
-        digest = hashlib.blake2b(previews.tobytes() + finals.tobytes(), digest_size=8)
-        return cls(digest.hexdigest(), previews, finals)
+        name = hashlib.blake2b(previews.tobytes() + finals.tobytes(), digest_size=8)
+        return cls(name.hexdigest(), previews, finals)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Calibrations:
         found: dict[str, Race] = {}
         for file in (self._shipped, self._kept):
             if file is not None and file.is_file():
-                found |= self._read(file).get(_digest(key), {}).get(kind, {})
+                found |= self._read(file).get(digest(key), {}).get(kind, {})
         return list(found.values())
 
     def learn(self, key: Mapping[str, Any], lessons: Iterable[tuple[str, Race]]) -> None:
@@ -191,9 +191,9 @@ class Calibrations:
         if not lessons:
             return
         known = self._read(self._kept) if self._kept.is_file() else {}
-        digest = _digest(key)
-        mine = known.pop(digest, {})
-        known[digest] = mine  # the last to have learned
+        place = digest(key)
+        mine = known.pop(place, {})
+        known[place] = mine  # the last to have learned
         for kind, race in lessons:
             races = mine.setdefault(kind, {})
             races.setdefault(race.name, race)
@@ -220,13 +220,13 @@ def write(file: Path, known: Mapping[str, Mapping[str, Mapping[str, Race]]]) -> 
         OSError: It can't be written.
     """
     body = {
-        digest: {
+        place: {
             kind: {
                 name: {"previews": _rows(race.previews), "finals": _row(race.finals)} for name, race in races.items()
             }
             for kind, races in kinds.items()
         }
-        for digest, kinds in known.items()
+        for place, kinds in known.items()
     }
     files.write(file, json.dumps({"format": FORMAT, "races": body}, separators=(",", ":")).encode())
 
@@ -248,7 +248,7 @@ def _parse(text: Any) -> dict[str, dict[str, dict[str, Race]]]:
     if text["format"] != FORMAT:
         raise ValueError(f"format {text['format']!r}")
     found: dict[str, dict[str, dict[str, Race]]] = {}
-    for digest, kinds in text["races"].items():
+    for place, kinds in text["races"].items():
         for kind, races in kinds.items():
             for name, race in races.items():
                 finals = np.array([-np.inf if value is None else float(value) for value in race["finals"]])
@@ -257,11 +257,12 @@ def _parse(text: Any) -> dict[str, dict[str, dict[str, Race]]]:
                 )
                 if previews.ndim != 2 or len(previews) != len(finals) or np.isnan(finals).any():
                     raise ValueError(f"race {name!r}")
-                found.setdefault(digest, {}).setdefault(kind, {})[name] = Race(name, previews, finals)
+                found.setdefault(place, {}).setdefault(kind, {})[name] = Race(name, previews, finals)
     return found
 
 
-def _digest(key: Mapping[str, Any]) -> str:
+def digest(key: Mapping[str, Any]) -> str:
+    """What races are kept under: a hash of all that they depend on."""
     return hashlib.blake2b(json.dumps(key, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
@@ -270,13 +271,13 @@ def fingerprint(pipe: Any) -> str:
 
     Adapters that are loaded into a model change it.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    found = hashlib.blake2b(digest_size=16)
     for part, module in sorted(pipe.components.items()):
-        digest.update(f"{part} {type(module).__name__}".encode())
+        found.update(f"{part} {type(module).__name__}".encode())
         if not isinstance(module, torch.nn.Module):
             continue
         for name, tensor in module.state_dict().items():
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             if tensor.device.type != "meta" and tensor.numel():
-                digest.update(str(tensor.detach().flatten()[:8].double().cpu().tolist()).encode())
-    return digest.hexdigest()
+                found.update(str(tensor.detach().flatten()[:8].double().cpu().tolist()).encode())
+    return found.hexdigest()

@@ -373,6 +373,17 @@ class Scaler:
         one = Budget(nfe=wanted.problem.sample_nfe)
         return _Prepared(ask, wanted, search(one, _one_sample) if ask.plain else None, settings, key)
 
+    def lessons_of(self, ask: Ask) -> Mapping[str, Any]:
+        """All that early exit's lessons from such a search depend on.
+
+        Raises:
+            UserError: What is asked for can't be done, or early exit learns nothing from it.
+        """
+        key = self._prepare(ask).key
+        if key is None:
+            raise UserError(f"early_exit={ask.early_exit!r} learns nothing; give calibrated.")
+        return key
+
     def _rule(
         self,
         exit: EarlyExit | Rule | None,
