@@ -7,7 +7,7 @@ these scores for nothing: margins are learned on prompts of the tuning list, and
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -242,34 +242,34 @@ def ship(table: Table) -> None:
 
 
 def plot(curves: dict[str, dict[str, Floats]]) -> None:
+    """One panel a model: how the held-out score changes against what is saved."""
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-    what: tuple[tuple[int, str, Callable[[Floats], Any]], ...] = (
-        (0, "model evaluations saved, %", interval),
-        (1, "eFLOPs saved, previews and scores included, %", interval),
-    )
-    for axis, (column, label, summary) in zip(axes, what, strict=True):
-        for number, (model, found) in enumerate(curves.items()):
-            points = {name: (summary(rows[:, column]), summary(rows[:, 4])) for name, rows in found.items()}
-            for name, ((x, *_), (y, low, high)) in points.items():
-                mark = "x" if name == "paper" else "o"
-                bars = [[100 * (y - low)], [100 * (high - y)]]
-                axis.errorbar(100 * x, 100 * y, bars, fmt=mark, color=f"C{number}", alpha=0.8, capsize=2)
-                if name != "paper":
-                    axis.annotate(name, (100 * x, 100 * y), (4, 4), textcoords="offset points", fontsize=7)
+    figure, axes = plt.subplots(1, len(curves), figsize=(4 * len(curves), 4), sharey=True, squeeze=False)
+    kinds = ((0, "C0", "model evaluations"), (1, "C1", "eFLOPs, looks included"))
+    for axis, (model, found) in zip(axes[0], curves.items(), strict=True):
+        for column, colour, label in kinds:
+            points = {name: (interval(rows[:, column]), interval(rows[:, 4])) for name, rows in found.items()}
             line = [(100 * x, 100 * y) for name, ((x, *_), (y, *_)) in points.items() if name != "paper"]
-            axis.plot(*zip(*line, strict=True), color=f"C{number}", label=model)
+            axis.plot(*zip(*line, strict=True), color=colour, label=label)
+            for name, ((x, *_), (y, low, high)) in points.items():
+                mark, bars = "x" if name == "paper" else "o", [[100 * (y - low)], [100 * (high - y)]]
+                axis.errorbar(100 * x, 100 * y, bars, fmt=mark, color=colour, alpha=0.8, capsize=2, ms=4)
+            for number, (name, ((x, *_), (_, _, high))) in enumerate(points.items()):
+                if column == 0 and name != "paper":
+                    axis.annotate(name, (100 * x, 100 * high), (0, 4 + 8 * (number % 2)), **_LABEL)
         axis.axhline(-1, color="grey", lw=0.8, ls=":")
         axis.axvline(87, color="grey", lw=0.8, ls=":")
-        axis.set_xlim(-35 if column else -2, 100)
-        axis.set_xlabel(label)
-    axes[0].set_ylabel("change of the held-out score, points")
-    axes[0].legend(loc="lower right")
-    figure.suptitle("Best of 16 with early exit: marks are delta (x: the paper's rule); dotted: 87% and one point")
+        axis.set(xlim=(-35, 100), ylim=(-7, 6), xlabel="saved, %", title=model)
+    axes[0, 0].set_ylabel("change of the held-out score, points")
+    axes[0, -1].legend(loc="lower right", fontsize=8)
+    figure.suptitle("Best of 16 with early exit, by delta (x: the paper's rule); dotted: 87% and one point")
     figure.tight_layout()
     PLOT.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(PLOT, dpi=110)
+
+
+_LABEL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "ha": "center"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "Ask",
     "Budget",
     "Done",
+    "EarlyExit",
     "Progress",
     "Rollover",
     "Scaler",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from imgscale.asks import Ask, Done
     from imgscale.budget import Budget, Rollover
     from imgscale.callables import verifier
+    from imgscale.early_exit import EarlyExit
     from imgscale.errors import UserError
     from imgscale.registry import searcher
     from imgscale.result import SearchOutput
@@ -47,6 +49,7 @@ _HOMES = {
     "Budget": "budget",
     "Rollover": "budget",
     "verifier": "callables",
+    "EarlyExit": "early_exit",
     "UserError": "errors",
     "searcher": "registry",
     "SearchOutput": "result",
