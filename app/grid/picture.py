@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -232,9 +233,12 @@ def _cut(text: str, font: Any, width: float) -> str:
     """The text, with three dots for what is too wide."""
     if font.getlength(text) <= width:
         return text
-    while len(text) > 1 and font.getlength(text + "…") > width:
-        text = text[:-1]
-    return text.rstrip() + "…"
+    return text[: _fits(text, font, width - font.getlength("…"))].rstrip() + "…"
+
+
+def _fits(text: str, font: Any, width: float) -> int:
+    """How many letters fit, at least one. By halves: a prompt may be ten thousand letters without a space."""
+    return max(1, bisect_right(range(1, len(text) + 1), width, key=lambda n: font.getlength(text[:n])))
 
 
 def lines(text: str, font: Any, width: float, most: int) -> list[str]:
@@ -248,7 +252,7 @@ def lines(text: str, font: Any, width: float, most: int) -> list[str]:
         found += [word] if found[-1] else []
         found[-1] = found[-1] or word
         while font.getlength(found[-1]) > width and len(found[-1]) > 1 and len(found) <= most + 1:
-            fits = next(n for n in range(len(found[-1]), 0, -1) if n == 1 or font.getlength(found[-1][:n]) <= width)
+            fits = _fits(found[-1], font, width)
             found[-1:] = [found[-1][:fits], found[-1][fits:]]
     if len(found) > max(most, 1):
         found[max(most, 1) - 1 :] = [_cut(f"{found[max(most, 1) - 1]} …", font, width)]
