@@ -24,6 +24,7 @@ from imgscale.app.console import CANCELLED, complain
 from imgscale.app.demo import command as demo
 from imgscale.app.export import command as export
 from imgscale.app.grid import command as grid
+from imgscale.app.policy import command as policies
 from imgscale.app.report import command as report
 from imgscale.errors import UnknownName, UserError
 
@@ -60,7 +61,9 @@ def _root(version: bool = typer.Option(False, "--version", metavar=_FLAG, help="
 )
 def generate(
     prompt: str = typer.Argument(..., metavar="PROMPT", help="What the image should show."),
-    model: str = typer.Option("shapes-flow", "--model", "-m", metavar="NAME", help="Bundled name, folder or hub id."),
+    model: str = typer.Option(
+        "shapes-flow", "--model", "-m", metavar="NAME", help="Bundled name, folder, hub id, or auto."
+    ),
     searcher: str = typer.Option("rbf", "--searcher", "-s", metavar="NAME", help="How to search (imgscale list)."),
     guide: str | None = typer.Option(None, metavar="NAME", help="Bends the searcher's steps (imgscale list guides)."),
     settings: list[str] = typer.Option([], "--set", metavar="OPTION=VALUE", help="The searcher's option; repeatable."),
@@ -92,12 +95,18 @@ def generate(
     early_exit: str = typer.Option(
         "off", metavar="MODE", help="Stop hopeless candidates: off, calibrated, paper, or 'calibrated(delta=0.1)'."
     ),
+    mode: str | None = typer.Option(
+        None, metavar="MODE", help="Of --model auto: cost, balanced, quality, or the weight of quality."
+    ),
+    policy: Path | None = typer.Option(None, metavar="FILE", help="Of --model auto: what it has learned."),
+    pool: Path | None = typer.Option(None, metavar="FILE", help="Of --model auto: what it chooses from (TOML)."),
     no_plain: bool = typer.Option(
         False, "--no-plain", metavar=_FLAG, help="Don't make the plain image to compare with."
     ),
     as_json: bool = _JSON,
     quiet: bool = _QUIET,
 ) -> None:
+    from imgscale.app import auto
     from imgscale.app.job import Job, default_report
     from imgscale.budget import Budget
 
@@ -135,6 +144,7 @@ def generate(
         verifier_timeout=checks.positive(verifier_timeout, "--verifier-timeout"),
         early_exit=early_exit,
     )
+    job = auto.asked(job, mode, policy, pool, report)
 
     def work() -> int:
         from imgscale.app import generate
@@ -236,6 +246,7 @@ def score(
 
 app.command(help=batch.HELP)(batch.batch)
 app.command(help=bench.HELP)(bench.bench)
+app.add_typer(policies.app, name="policy")
 app.command(help=demo.HELP)(demo.demo)
 app.command(help=grid.HELP)(grid.grid)
 app.command(help=report.HELP)(report.report)
@@ -469,7 +480,8 @@ def _sentence(error: Any) -> str:
 
 
 def _commands() -> list[str]:
-    return [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    groups = [str(group.name) for group in app.registered_groups]
+    return groups + [c.name or c.callback.__name__ for c in app.registered_commands if c.callback]
 
 
 def _unexpected(error: Exception) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "Scored",
     "SearchOutput",
     "UserError",
+    "auto",
     "load",
     "score",
     "searcher",
@@ -33,6 +34,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from imgscale.asks import Ask, Done
+    from imgscale.automatic import auto
     from imgscale.budget import Budget, Rollover
     from imgscale.callables import verifier
     from imgscale.early_exit import EarlyExit
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Ask": "asks",
     "Done": "asks",
+    "auto": "automatic",
     "Budget": "budget",
     "Rollover": "budget",
     "verifier": "callables",

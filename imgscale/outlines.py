@@ -28,7 +28,7 @@ def outline(model: str, dtype: torch.dtype) -> tuple[Any, ModelSettings]:
     Raises:
         UserError: There is none such, or it can't be built without its weights.
     """
-    folder = locate(model) or _cached(model)
+    folder = locate(model) or cached(model)
     try:
         index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
         own = getattr(importlib.import_module("diffusers"), index["_class_name"])
@@ -47,7 +47,12 @@ def outline(model: str, dtype: torch.dtype) -> tuple[Any, ModelSettings]:
     return pipe, ModelSettings.read(folder)
 
 
-def _cached(model: str) -> Path:
+def cached(model: str) -> Path:
+    """The folder of a hub id's configs in the hub's cache.
+
+    Raises:
+        UserError: They aren't there.
+    """
     from huggingface_hub import snapshot_download
 
     try:

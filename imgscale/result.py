@@ -80,6 +80,7 @@ class SearchOutput:
         settings: All that is needed to run it again.
         events: Notices of what went wrong on the way without ending the search.
         gallery: The candidates behind ``images``, the winner first, with their own scores.
+        scored: The steering scores of all finished images, in order.
     """
 
     prompt: str
@@ -97,6 +98,7 @@ class SearchOutput:
     settings: dict[str, Any]
     events: list[str]
     gallery: list[Candidate] = field(default_factory=list)
+    scored: list[float] = field(default_factory=list)
 
     @property
     def nfe(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -31,7 +31,32 @@ from imgscale.watch import Progress, Watch
 if TYPE_CHECKING:
     import torch
 
+    from imgscale.automatic import Auto
     from imgscale.cost import Cost
+
+
+@overload
+def load(
+    model: Literal["auto"],
+    *,
+    device: str | torch.device | None = None,
+    mode: str | float | None = None,
+    pool: Any = None,
+    policy: str | Path | None = None,
+    learn: bool = True,
+    draws: int | None = None,
+) -> Auto: ...
+
+
+@overload
+def load(
+    model: Any = "shapes-flow",
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    max_batch: int = 32,
+    exact: bool = False,
+) -> Scaler: ...
 
 
 def load(
@@ -41,21 +66,31 @@ def load(
     dtype: torch.dtype | None = None,
     max_batch: int = 32,
     exact: bool = False,
-) -> Scaler:
+    **choice: Any,
+) -> Any:
     """A model, ready to search with.
 
     Args:
-        model: A bundled name (`imgscale list models`), a diffusers folder, a hub id, or a loaded diffusers pipeline,
-            which is left exactly as it is: LoRAs, offloading, tiling and quantisation stay the user's.
+        model: "auto", for a bandit that chooses model and search for each prompt (`imgscale.auto`, whose arguments
+            follow: mode, pool, policy, …); or a bundled name (`imgscale list models`), a diffusers folder, a hub id, or
+            a loaded diffusers pipeline, which is left exactly as it is: LoRAs, offloading, tiling and quantisation stay
+            the user's.
         device: Where to load to; the accelerator if there is one.
         dtype: Of the weights; float32 on a CPU and bfloat16 elsewhere.
         max_batch: Images per call of the network; halved by itself when memory runs out.
         exact: Fill every call up to ``max_batch``, so that an image is the same to the bit whatever else is searched
             for at the time. Small requests cost as much as large ones then: for many searches at once.
+        **choice: Of "auto" alone.
 
     Raises:
         UserError: It can't be loaded; the message says why and what to do.
     """
+    if isinstance(model, str) and model == "auto":
+        if dtype is not None or max_batch != 32 or exact:
+            raise UserError('dtype, max_batch and exact can\'t be said of model="auto"; say them in the pool file.')
+        return imgscale.auto(device=None if device is None else str(device), **choice)
+    if choice:
+        raise UserError(f'{", ".join(choice)} can only be said of model="auto"; this is {str(model)!r}.')
     from imgscale.denoiser import Denoiser
 
     if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
@@ -567,6 +602,7 @@ class Scaler:
             settings={"prompt": made.ask.prompt, "seed": made.ask.seed, **settings, **batch, **stopped, **exits},
             events=search.events,
             gallery=gallery,
+            scored=search.scored,
         )
 
 

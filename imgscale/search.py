@@ -56,6 +56,7 @@ class Search:
         rounds: Engine steps up to that end: to stop there again gives the same image again.
         number: Among the searches that run together.
         journal: Takes down the answers.
+        scored: The steering scores of all finished images so far, in order.
         seen: What an ensemble's members said of all images so far, float64 (m, members).
     """
 
@@ -72,6 +73,7 @@ class Search:
     rounds: int = 0
     number: int = 0
     journal: Journal | None = None
+    scored: list[float] = field(default_factory=list)
     seen: Tensor | None = None
     _kept: list[Kept] = field(default_factory=list)  # the best finished ones, best first, if more than one is kept
     _said: Tensor | None = None  # the same of the images at hand
@@ -166,6 +168,7 @@ class Search:
         self._request = None
         if particles.finished:
             self.problem.done = True
+            self.scored += scores.tolist()
             i = int(scores.argmax())
             if self.best is None or float(scores[i]) > self.best.score:
                 self.crown(images, particles.x0, scores, particles.seeds, i)

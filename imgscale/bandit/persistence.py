@@ -7,6 +7,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from imgscale.bandit.features import Schema
 from imgscale.bandit.linear import LinUCB, Thompson
 from imgscale.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # the first knew no extra
 
 _KINDS: dict[str, type[LinUCB]] = {kind.name: kind for kind in (LinUCB, Thompson)}
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
-def save(policy: LinUCB, path: Path, verifier: Mapping[str, Any]) -> None:
+def save(policy: LinUCB, path: Path, verifier: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> None:
     """Writes what a policy has learned.
 
     The mode isn't part of it: quality is the same in all of them (a joint policy's file says that it is joint).
@@ -33,6 +35,7 @@ def save(policy: LinUCB, path: Path, verifier: Mapping[str, Any]) -> None:
         policy: LinUCB or Thompson.
         path: The file.
         verifier: The identity of the verifier whose scores were the rewards (its ``identity()``).
+        extra: What else belongs to it, in values that JSON can hold; see `Stored.extra`.
 
     Raises:
         OSError: It can't be written; an older file is then as it was.
@@ -52,11 +55,37 @@ def save(policy: LinUCB, path: Path, verifier: Mapping[str, Any]) -> None:
         "learned": policy.learned,
         "refused": policy.refused,
         "rng": policy.rng.bit_generator.state,
+        "extra": dict(extra or {}),
     }
     data = io.BytesIO()
     text = np.frombuffer(json.dumps(head).encode(), np.uint8)
     np.savez_compressed(data, head=text, A=policy.model.gram, b=policy.model.moment)
     files.write(path, data.getvalue())
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a policy's file says beside its statistics.
+
+    Args:
+        schema: To build the pool with that it goes on in.
+        verifier: The identity of the verifier whose scores were the rewards.
+        extra: As given to `save`; empty in files of format 1.
+    """
+
+    schema: Schema
+    verifier: dict[str, Any]
+    extra: dict[str, Any]
+
+
+def stored(path: Path) -> Stored:
+    """What a saved policy says of itself.
+
+    Raises:
+        UserError: There is no such file, or it isn't what `save` writes.
+    """
+    head = _read(path)[0]
+    return Stored(Schema.from_dict(head["schema"]), head["verifier"], head.get("extra", {}))
 
 
 def schema(path: Path) -> Schema:
@@ -65,7 +94,7 @@ def schema(path: Path) -> Schema:
     Raises:
         UserError: There is no such file, or it isn't what `save` writes.
     """
-    return Schema.from_dict(_read(path)[0]["schema"])
+    return stored(path).schema
 
 
 def load(path: Path, pool: Pool, verifier: Mapping[str, Any], **options: Any) -> LinUCB:
@@ -122,13 +151,17 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             arrays = {name: archive[name] for name in ("head", "A", "b")}
         head = json.loads(arrays.pop("head").tobytes())
         version = head["format"]
-        whole = version != FORMAT or Schema.from_dict(head["schema"]).hash == head["schema hash"]
-        complete = version != FORMAT or {"kind", "rng", "learned"} <= head.keys() and isinstance(head["verifier"], dict)
+        whole = version not in READABLE or Schema.from_dict(head["schema"]).hash == head["schema hash"]
+        complete = version not in READABLE or (
+            {"kind", "rng", "learned"} <= head.keys()
+            and isinstance(head["verifier"], dict)
+            and isinstance(head.get("extra", {}), dict)
+        )
     except _DAMAGE as error:
         raise UserError(_damaged(path, error)) from error
-    if version != FORMAT:
+    if version not in READABLE:
         raise UserError(
-            f"The policy in {path} has format {version!r}, and this imgscale reads {FORMAT}; begin a new one."
+            f"The policy in {path} has format {version!r}, and this imgscale reads {FORMAT} and older; begin a new one."
         )
     if not whole or not complete:
         raise UserError(_damaged(path, "its head doesn't fit together"))

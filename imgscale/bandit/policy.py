@@ -146,6 +146,16 @@ class Policy:
         """(actions,): the probability with which `choose` would take each action now (see there)."""
         return self._decide(context, mask)[0]
 
+    def ranking(self, context: Context, mask: Mask | None = None) -> list[tuple[Choice, float]]:
+        """The actions that may be chosen and the utilities by which they are, without optimism, the best first."""
+        shares, mean, width = self._decide(context, mask)
+        allowed, utility = self.pool.allowed(mask), self._utility(mean)
+        order = sorted(np.flatnonzero(allowed), key=lambda i: -utility[i])
+        actions = self.pool.actions
+        return [
+            (Choice(actions[i], float(shares[i]), float(mean[i]), float(width[i])), float(utility[i])) for i in order
+        ]
+
     def learn(self, context: Context, action: Action, reward: float) -> bool:
         """Learns what an action brought.
 

@@ -1,0 +1,138 @@
+"""`--model auto` on the command line: a job whose model and search the bandit chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imgscale.app.console import complain, only_results_on_stdout, waiting
+from imgscale.app.job import Job, default_report
+from imgscale.errors import UserError
+
+if TYPE_CHECKING:
+    from imgscale.automatic import Decision
+    from imgscale.result import SearchOutput
+    from imgscale.watch import Progress
+
+# Fields of a job that the bandit decides or the pool file says, and what the command line calls them.
+DECIDED = {
+    "searcher": "--searcher",
+    "guide": "--guide",
+    "options": "--set",
+    "verifier": "--verifier",
+    "steps": "--steps",
+    "dtype": "--dtype",
+    "journal": "--journal",
+    "preview": "--preview",
+    "max_batch": "--max-batch",
+    "exact": "--exact",
+    "early_exit": "--early-exit",
+}
+
+
+@dataclass(frozen=True)
+class AutoJob(Job):
+    """A job for ``model="auto"``; its budget is the most that a search may take.
+
+    Args:
+        mode: "cost", "balanced", "quality", or the weight of quality; the pool's for None.
+        policy: The file that keeps what is learned; one in the user's data folder for None.
+        pool: A pool file; the bundled models for None.
+    """
+
+    mode: str | float | None = None
+    policy: Path | None = None
+    pool: Path | None = None
+
+    def check(self) -> None:
+        """Refuses what can't be run before a model is loaded.
+
+        Raises:
+            UserError: A prompt that is empty, an option that isn't the user's to set here, a pool that can't be.
+        """
+        from imgscale.app import checks
+        from imgscale.bandit import policy, poolfile
+
+        checks.prompt(self.prompt)
+        if self.negative is not None:
+            checks.prompt(self.negative, "negative prompt")
+        for field in fields(Job):
+            if field.name in DECIDED and getattr(self, field.name) != _default(field):
+                raise UserError(
+                    f"With --model auto the bandit decides {DECIDED[field.name]}, or the pool file says it; leave it"
+                    " out."
+                )
+        if self.mode is not None:
+            policy.quality_weight(self.mode)
+        poolfile.read(self.pool)
+
+    def load(self, quiet: bool = False) -> Any:
+        """The bandit; it loads its models when it chooses them."""
+        with only_results_on_stdout(), waiting(quiet, "Making the pool"):
+            import imgscale
+
+            made = imgscale.auto(mode=self.mode, pool=self.pool, policy=self.policy, device=self.device)
+        for notice in made.notices:
+            complain(notice)
+        return made
+
+    def _search(self, scaler: Any, callback: Callable[[Progress], None]) -> SearchOutput:
+        size = {"guidance_scale": self.guidance, "height": self.height, "width": self.width}
+        output: SearchOutput = scaler(
+            self.prompt,
+            self.negative,
+            budget=self.budget,
+            seed=self.seed,
+            report=self.report,
+            plain=self.plain,
+            progress=False,
+            callback=callback,
+            explain=_explain,
+            verifier_timeout=self.verifier_timeout,
+            **{name: value for name, value in size.items() if value is not None},
+            **self.arguments,
+        )
+        return output
+
+
+def _default(field: Any) -> Any:
+    return field.default_factory() if callable(field.default_factory) else field.default
+
+
+def _explain(decision: Decision) -> None:
+    complain(str(decision))
+
+
+def asked(job: Job, mode: str | None, policy: Path | None, pool: Path | None, report: Sequence[str]) -> Job:
+    """The job as it is, or for ``--model auto`` that of the bandit.
+
+    Args:
+        job: What was asked for.
+        mode: --mode.
+        policy: --policy.
+        pool: --pool.
+        report: --report.
+
+    Raises:
+        UserError: Options of the bandit without it, or a mode that is none.
+    """
+    if job.model != "auto":
+        for option, value in (("--mode", mode), ("--policy", policy), ("--pool", pool)):
+            if value is not None:
+                raise UserError(f"{option} is for --model auto; add that, or leave it out.")
+        return job
+    judges = job.report if report or pool is not None else default_report("shapes-flow", job.prompt)
+    values = {field.name: getattr(job, field.name) for field in fields(Job)}
+    return replace(AutoJob(**values), mode=weight(mode), policy=policy, pool=pool, report=judges)
+
+
+def weight(mode: str | None) -> str | float | None:
+    """A mode by its name, or the weight of quality that a text gives."""
+    if mode is None:
+        return None
+    try:
+        return float(mode)
+    except ValueError:
+        return mode

@@ -1,0 +1,1 @@
+"""`imgscale policy`: what the bandit has learned."""
