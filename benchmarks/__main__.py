@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import bandit, bandit_table, batch, diversity, early_exit, kill, overhead, previews, verifiers
+from benchmarks import bandit, bandit_table, batch, diversity, early_exit, kill, overhead, previews, shares, verifiers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    for module in (bandit, bandit_table, batch, diversity, early_exit, kill, overhead, previews, verifiers):
+    for module in (bandit, bandit_table, batch, diversity, early_exit, kill, overhead, previews, shares, verifiers):
         command = commands.add_parser(
             module.__name__.rpartition(".")[2].replace("_", "-"),
             help=(module.__doc__ or "").partition("\n")[0],

@@ -1,28 +1,28 @@
 """One budget for many prompts: what those don't need that are solved, or stopped improving, goes to the others.
 
 A run is played in rounds. The first gives every prompt the same; each further one asks what every prompt would gain by
-so much more, from the scores of what it has found, and gives to those that would gain most. What a round doesn't spend,
-because searches reach the top of their verifier's range, moves on to the next (`Rollover`).
+so much more, and gives to those that would gain most. What a round doesn't spend, because searches reach the top of
+their verifier's range, moves on to the next (`Rollover`).
+
+What a prompt would gain follows from extreme values: the best of n draws of a bounded score lacks c n^(-1/a) of the
+bound in the mean, so the next draw is worth what still lacks, divided by a n. The exponent a is taken to be the same
+for all prompts, and then doesn't matter. The bound is the verifier's where it has one, or else a little above the best
+that any prompt of the run has got.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from scipy.optimize import brentq
-from scipy.special import digamma, ndtr, polygamma
 
 from imgscale.budget import Rollover
 from imgscale.errors import UserError
 
-ROUNDS = (0.4, 0.2, 0.2, 0.2)  # of the total; even splits are rounds of (1.0,)
-POINTS = 64  # of the integral
-FIRM, LOOSE = 1e3, 1e-2  # degrees of freedom of a common spread that all prompts have, and of one that says nothing
+ROUNDS = (0.4, 0.2, 0.2, 0.2)  # of the total; an even split is the rounds (1.0,)
+ABOVE = 0.5  # of the standard deviation of prompts' best scores: how far above the highest of them the bound is put
 
 
 @dataclass
@@ -128,62 +128,24 @@ class Shares:
     def _by_gain(self, places: Sequence[int], helpings: int) -> dict[int, int]:
         """Helpings one by one, each to the prompt that gains most by it; ties go to the first."""
         counts = dict.fromkeys(places, 0)
-        variances = self._variances()
-        gains = {place: self._gains(self.prompts[place], variances[place]) for place in places}
-        queue = [(-next(gains[place]), place) for place in places]
+        lacks = self._lacks(places)
+        queue = [(-self._gain(place, lacks[place], 1), place) for place in places]
         heapq.heapify(queue)
         for _ in range(helpings):
-            _, place = queue[0]
+            place = queue[0][1]
             counts[place] += 1
-            heapq.heapreplace(queue, (-next(gains[place]), place))
+            heapq.heapreplace(queue, (-self._gain(place, lacks[place], counts[place] + 1), place))
         return counts
 
-    def _gains(self, prompt: Progress, variance: float) -> Iterator[float]:
-        """How much the best score is expected to rise by the 1st, 2nd, … further helping, without end.
+    def _gain(self, place: int, lack: float, helping: int) -> float:
+        """What the 1st, 2nd, … further helping of a prompt is worth, but for a factor that is the same for all."""
+        return lack / (self.prompts[place].nfe / self.least + helping)
 
-        Scores are taken to be normal draws with the prompt's own mean. The rise of the best by k draws is the integral
-        of 1 - F(x)^k from the best on.
-        """
-        n, scores = len(prompt.scores), np.array(prompt.scores)
-        if not n:
-            yield from itertools.repeat(-math.inf)  # its verifier fails: nothing to gain
-        if not variance > 0:
-            yield from itertools.repeat(0.0)
-        mean, spread = float(scores.mean()), math.sqrt(variance)
-        top = max(prompt.best, mean) + 8 * spread
-        top = top if prompt.ceiling is None else max(prompt.best, min(top, prompt.ceiling))
-        x = np.linspace(prompt.best, top, POINTS)
-        below = np.log(np.maximum(ndtr((x - mean) / spread), 1e-300))
-        draws = n * self.least / max(prompt.nfe, 1)  # finished images by one more helping
-        rise = 0.0
-        for helping in itertools.count(1):
-            now = float(np.trapezoid(-np.expm1(helping * draws * below), x))
-            yield now - rise
-            rise = now
-
-    def _variances(self) -> list[float]:
-        """Of each prompt's scores: its own, drawn to the common one as far as prompts are found to be alike.
-
-        The empirical Bayes of Smyth (2004), section 6.2: log variances differ by chance alone by a trigamma function of
-        their degrees of freedom; what they differ by beyond that says how many degrees the common one is worth.
-        """
-        own = [(float(np.var(p.scores, ddof=1)), len(p.scores) - 1) if len(p.scores) > 1 else None for p in self.prompts]
-        found = np.array([each for each in own if each]).reshape(-1, 2)
-        if not (found[:, 0] > 0).any():
-            return [0.0] * len(own)
-        squares, freedom = found[:, 0], found[:, 1]
-        squares = np.maximum(squares, 1e-6 * squares.mean())  # equal scores are a spread too small to be seen
-        logs = np.log(squares) - digamma(freedom / 2) + np.log(freedom / 2)
-        beyond = logs.var(ddof=1) - polygamma(1, freedom / 2).mean() if len(logs) > 1 else 0.0
-        worth = _degrees(beyond)
-        common = math.exp(logs.mean() + digamma(worth / 2) - math.log(worth / 2))
-        return [(worth * common + (each[1] * each[0] if each else 0)) / (worth + (each[1] if each else 0)) for each in own]
-
-
-def _degrees(beyond: float) -> float:
-    """The degrees of freedom whose log variance varies by so much: the inverse of trigamma(d / 2)."""
-    if beyond <= polygamma(1, FIRM / 2):
-        return FIRM
-    if beyond >= polygamma(1, LOOSE / 2):
-        return LOOSE
-    return float(brentq(lambda d: polygamma(1, d / 2) - beyond, LOOSE, FIRM))
+    def _lacks(self, places: Sequence[int]) -> dict[int, float]:
+        """How far each prompt's best score is from the bound: 0 where no score is finite, since its verifier fails."""
+        bests = [prompt.best for prompt in self.prompts if prompt.scores]
+        bound = max(bests, default=0.0) + ABOVE * (statistics.pstdev(bests) if bests else 0.0)
+        if (ceiling := max((p.ceiling for p in self.prompts if p.ceiling is not None), default=None)) is not None:
+            bound = min(bound, ceiling)
+        least = 1e-9 * max(abs(bound), 1.0)  # where all are equally good, they share what is left evenly
+        return {i: max(bound - self.prompts[i].best, least) if self.prompts[i].scores else 0.0 for i in places}

@@ -59,11 +59,37 @@ def test_what_the_solved_leave_goes_to_those_that_are_not() -> None:
     assert sum(spent(shares)) > 1000 - LEAST and min(spent(shares)[5:]) > 100
 
 
-def test_prompts_whose_scores_differ_more_get_more() -> None:
-    rng = np.random.default_rng(1)
-    shares = Shares(10 * 200, 10, LEAST)
-    play(shares, lambda place, n: list(0.5 + (0.001 if place < 5 else 0.1) * rng.standard_normal(n)))
-    assert sum(spent(shares)[5:]) > 1.3 * sum(spent(shares)[:5])
+def test_prompts_that_lack_more_get_more_and_the_more_they_have_got_the_less() -> None:
+    shares = Shares(400, 2, 1, (0.1, 0.9))
+    shares.book(0, 0, 20, [0.2] * 20, 1.0)
+    shares.book(0, 1, 20, [0.8] * 20, 1.0)
+    shares.close(0)
+    plan = shares.plan(1)
+    # the bound is .8 + .5 * .3 = .95, so they lack .75 and .15, and samples go in that proportion
+    assert abs((20 + plan[0]) / (20 + plan[1]) - 5) < 0.1
+
+
+def test_the_bound_is_never_above_the_verifiers_ceiling() -> None:
+    shares = Shares(400, 2, 1, (0.1, 0.9))
+    shares.book(0, 0, 20, [0.2] * 20, 0.85)
+    shares.book(0, 1, 20, [0.8] * 20, 0.85)
+    shares.close(0)
+    plan = shares.plan(1)
+    assert abs((20 + plan[0]) / (20 + plan[1]) - 13) < 0.3  # .65 and .05
+
+
+@pytest.mark.parametrize("scale, shift", [(1.0, 0.0), (100.0, 5.0), (1e-3, -2.0)])
+def test_the_unit_of_the_scores_changes_nothing(scale: float, shift: float) -> None:
+    def run(scale: float, shift: float) -> list[int]:
+        shares, rng = Shares(2000, 10, LEAST), np.random.default_rng(3)
+        for round_ in range(len(ROUNDS)):
+            for place, budget in shares.plan(round_).items():
+                scores = rng.normal(place / 10, 0.1, budget // LEAST)
+                shares.book(round_, place, budget, (shift + scale * scores).tolist())
+            shares.close(round_)
+        return spent(shares)
+
+    assert run(scale, shift) == run(1.0, 0.0)
 
 
 def test_the_order_of_results_changes_nothing() -> None:
@@ -100,3 +126,17 @@ def test_it_solves_more_than_an_even_split_where_prompts_differ() -> None:
 
     gains = [solved(ROUNDS, seed) - solved((1.0,), seed) for seed in range(5)]
     assert min(gains) > 0.05
+
+
+def test_the_mean_best_is_higher_than_by_an_even_split_without_a_ceiling() -> None:
+    def mean(rounds: tuple[float, ...], seed: int) -> float:
+        rng, shares = np.random.default_rng(seed), Shares(200 * 24, 200, LEAST, rounds)
+        spreads = np.random.default_rng(9).uniform(0.5, 4, 200)
+        for round_ in range(len(rounds)):
+            for place, budget in shares.plan(round_).items():
+                scores = 1 - rng.beta(1, 1, budget // LEAST) ** (1 / spreads[place])  # most far from 1, or near it
+                shares.book(round_, place, budget, scores.tolist())
+            shares.close(round_)
+        return float(np.mean([prompt.best for prompt in shares.prompts]))
+
+    assert min(mean(ROUNDS, seed) - mean((1.0,), seed) for seed in range(5)) > 0.01
