@@ -65,7 +65,8 @@ def trace(output: SearchOutput) -> bytes:
             axis.set_ylim(low - room, high + room)
     left.grid(True, color="#e6e6ea", linewidth=0.8)
     left.set_axisbelow(True)
-    left.set_title("\n".join(wrapped(output.prompt, 78, 2)), loc="left", fontsize=10, color=INK, parse_math=False, pad=30)
+    title = "\n".join(wrapped(output.prompt, 78, 2))
+    left.set_title(title, loc="left", fontsize=10, color=INK, parse_math=False, pad=30)
     left.legend(
         handles=lines, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, fontsize=8, borderaxespad=0.3
     )

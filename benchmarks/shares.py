@@ -69,7 +69,7 @@ def play(
     """
     from imgscale.shares import Shares
 
-    shares = Shares(total, len(banks), 1, rounds)
+    shares = Shares(total, [1] * len(banks), rounds=rounds)
     ceiling = 1.0 if steers == "shapes" else None
     best = np.full(len(banks), -np.inf)
     judged = np.zeros(len(banks))

@@ -408,6 +408,14 @@ class Scaler:
         one = Budget(nfe=wanted.problem.sample_nfe)
         return _Prepared(ask, wanted, search(one, _one_sample) if ask.plain else None, settings, key)
 
+    def sample_nfe(self, ask: Ask) -> int:
+        """Model evaluations of one ordinary sample of such a search: the least that it can be done with.
+
+        Raises:
+            UserError: What is asked for can't be done.
+        """
+        return self._prepare(ask).search.problem.sample_nfe
+
     def lessons_of(self, ask: Ask) -> Mapping[str, Any]:
         """All that early exit's lessons from such a search depend on.
 

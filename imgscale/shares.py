@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from imgscale.budget import Rollover
@@ -63,27 +63,34 @@ class Shares:
 
     Args:
         total: Model evaluations for all of it.
-        prompts: How many there are, at least 1.
-        least: What the smallest useful search takes: one sample. Every search gets a multiple of it.
+        least: By prompt what the smallest useful search takes: one sample. Every search gets a multiple of it.
+        weights: By prompt how much it counts, positive; all the same for None.
         rounds: Shares of the total, not negative.
 
     Raises:
         UserError: The total can't give every prompt one sample.
     """
 
-    def __init__(self, total: int, prompts: int, least: int, rounds: Sequence[float] = ROUNDS) -> None:
-        if total < prompts * least:
+    def __init__(
+        self,
+        total: int,
+        least: Sequence[int],
+        weights: Sequence[float] | None = None,
+        rounds: Sequence[float] = ROUNDS,
+    ) -> None:
+        needed = sum(least)
+        if total < needed:
             raise UserError(
-                f"A total budget of {total} NFE can't give {prompts} prompts one image each, which takes"
-                f" {prompts * least}; give that or more, or fewer prompts."
+                f"A total budget of {total} NFE can't give {len(least)} searches one image each, which takes {needed};"
+                " give that or more, or fewer prompts."
             )
-        self.least = least
-        self.prompts = [Progress() for _ in range(prompts)]
-        weights = list(rounds)
-        first = max(weights[0], prompts * least / total)  # everybody gets an image
-        rest = sum(weights[1:])
-        shares = [first, *(w * (1 - first) / rest for w in weights[1:])] if rest else [1.0]
-        self.ledger = Rollover(total, [max(share, 0.0) for share in shares])
+        self.least = list(least)
+        self.weights = [1.0] * len(least) if weights is None else list(weights)
+        self.prompts = [Progress() for _ in least]
+        first = max(rounds[0], needed / total)  # everybody gets an image
+        rest = sum(rounds[1:])
+        shares = [first, *(max(w * (1 - first) / rest, 0.0) for w in rounds[1:])] if rest else [1.0]
+        self.ledger = Rollover(total, shares)
 
     def plan(self, round_: int) -> dict[int, int]:
         """What to spend on which prompt in a round, after those before it are over.
@@ -92,16 +99,13 @@ class Shares:
             round_: Its number, the first being 0.
 
         Returns:
-            A budget in NFE for each prompt that gets one; a multiple of ``least`` but for what can't be divided, which
-            the first ones get.
+            A budget in NFE for each prompt that gets one, a multiple of its ``least``.
         """
-        left = self.ledger.left(round_)
         open_ = [i for i, prompt in enumerate(self.prompts) if not prompt.solved]
-        helpings = left // self.least
-        if not open_ or not helpings:
-            return {}
-        counts = self._even(open_, helpings) if round_ == 0 else self._by_gain(open_, helpings)
-        return {i: n * self.least for i, n in sorted(counts.items()) if n}
+        if round_ == 0:
+            return self._deal(open_, self.ledger.left(0), dict.fromkeys(open_, 1), self._evenly)
+        lacks = self._lacks(open_)
+        return self._deal(open_, self.ledger.left(round_), {}, lambda place, n: self._gain(place, lacks[place], n))
 
     def book(self, round_: int, place: int, nfe: int, scores: Sequence[float], ceiling: float | None = None) -> None:
         """Takes in what a search of a round spent and found.
@@ -121,25 +125,38 @@ class Shares:
         """Ends a round: what is left of it moves on."""
         self.ledger.close(round_)
 
-    def _even(self, places: Sequence[int], helpings: int) -> dict[int, int]:
-        each, more = divmod(helpings, len(places))
-        return {place: each + (i < more) for i, place in enumerate(places)}
+    def _deal(
+        self, places: Sequence[int], left: int, given: dict[int, int], worth: Callable[[int, int], float]
+    ) -> dict[int, int]:
+        """Helpings one by one, each to the prompt to which it is worth most; ties go to the first.
 
-    def _by_gain(self, places: Sequence[int], helpings: int) -> dict[int, int]:
-        """Helpings one by one, each to the prompt that gains most by it; ties go to the first."""
-        counts = dict.fromkeys(places, 0)
-        lacks = self._lacks(places)
-        queue = [(-self._gain(place, lacks[place], 1), place) for place in places]
+        Args:
+            places: The prompts.
+            left: What there is.
+            given: Helpings that they have for sure.
+            worth: Of a prompt's n-th helping.
+        """
+        left -= sum(self.least[place] * n for place, n in given.items())
+        queue = [(-worth(place, given.get(place, 0) + 1), place) for place in places]
         heapq.heapify(queue)
-        for _ in range(helpings):
+        while queue:
             place = queue[0][1]
-            counts[place] += 1
-            heapq.heapreplace(queue, (-self._gain(place, lacks[place], counts[place] + 1), place))
-        return counts
+            if self.least[place] > left:
+                heapq.heappop(queue)
+                continue
+            left -= self.least[place]
+            given[place] = given.get(place, 0) + 1
+            heapq.heapreplace(queue, (-worth(place, given[place] + 1), place))
+        return {place: n * self.least[place] for place, n in sorted(given.items())}
+
+    def _evenly(self, place: int, helping: int) -> float:
+        """Who has got least so far, for its weight, comes first."""
+        return -(helping - 1) * self.least[place] / self.weights[place]
 
     def _gain(self, place: int, lack: float, helping: int) -> float:
-        """What the 1st, 2nd, … further helping of a prompt is worth, but for a factor that is the same for all."""
-        return lack / (self.prompts[place].nfe / self.least + helping)
+        """What a model evaluation of the n-th further helping is worth, but for a factor that is the same for all."""
+        least = self.least[place]
+        return self.weights[place] * lack / (self.prompts[place].nfe / least + helping) / least
 
     def _lacks(self, places: Sequence[int]) -> dict[int, float]:
         """How far each prompt's best score is from the bound: 0 where no score is finite, since its verifier fails."""

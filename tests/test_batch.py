@@ -232,7 +232,8 @@ def test_newer_stores_and_other_files_are_refused(batch: Batch) -> None:
     database = sqlite3.connect("run/run.sqlite")
     database.execute(f"PRAGMA user_version = {store.VERSION + 1}")
     database.close()
-    assert "was written by a newer imgscale (its store has version 2, and this one reads up to 1)" in batch().sentence
+    versions = f"its store has version {store.VERSION + 1}, and this one reads up to {store.VERSION}"
+    assert f"was written by a newer imgscale ({versions})" in batch().sentence
     with pytest.raises(UserError, match="newer imgscale"):
         Store.open("run")
     Path("odd").mkdir()
@@ -415,16 +416,60 @@ def test_a_deadline_ends_searches_with_an_answer_and_the_next_command_makes_them
     assert ran.status == 1 and ran.json["left"] == 5
 
 
-def test_a_total_is_shared(batch: Batch) -> None:
-    assert batch("--json", "--total-budget", "30", "--together", "2").json["nfe"] == 30
+def turns(folder: str = "run") -> list[tuple[int, int, int, int | None]]:
+    with sqlite3.connect(f"{folder}/run.sqlite") as database:
+        return list(database.execute("SELECT item, round, budget, nfe FROM rounds ORDER BY round, item"))
+
+
+def test_a_total_goes_in_rounds_to_those_that_gain_most(batch: Batch) -> None:
+    ran = batch("--json", "--total-budget", "100", "--keep", "best")
+    assert ran.status == 0 and ran.json["nfe"] == 100 and ran.json["images"] == 5, ran.err
+    rows = turns()
+    assert {round_ for _, round_, *_ in rows} == {0, 1, 2, 3} and all(budget == nfe for *_, budget, nfe in rows)
+    assert [budget for _, round_, budget, _ in rows if round_ == 0] == [8] * 5
     with Store.open("run") as kept:
-        assert [item.nfe for item in kept.items()] == [6] * 5
-    ran = batch("--json", "--total-budget", "40", "--together", "2", "--set", "n=2", out="left")
-    with Store.open("left") as kept:
-        assert all(item.nfe == 4 for item in kept.items())
-        assert [item.settings["budget"]["nfe"] for item in kept.items()] == [8, 8, 12, 12, 16]
-    assert ran.json["nfe"] == 20
+        items = list(kept.items())
+    spent = {i: sum(nfe or 0 for item, *_, nfe in rows if item == i) for i in range(5)}
+    assert {item.number: item.nfe for item in items} == spent == {i.number: int(i.ledger["nfe"]) for i in items}
+    assert len(set(spent.values())) > 1
+    for item in items:
+        best, steps = item.trace["scores"]["bright"], item.trace["nfe"]
+        assert best == sorted(best) and steps == sorted(steps) and steps[-1] <= item.nfe
+        assert abs(best[-1] - item.scores["bright"]) < 1e-6  # type: ignore[operator]
+        assert png.read(item.images[0].path).scores["bright"] == item.scores["bright"]
+        assert item.plain is not None and item.plain.exists()
+    # A prompt that had several turns has the best image of all of them.
+    later = {item for item, round_, *_ in rows if round_}
+    with_turns = [item for item in items if item.number in later]
+    assert any(item.settings["seed"] != item.seed for item in with_turns)
+
+
+@pytest.mark.parametrize("ticks", [1, 9, 17, 26, 40])
+def test_a_total_that_was_interrupted_goes_on_to_the_same(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, ticks: int
+) -> None:
+    batch("--total-budget", "100", out="straight")
+    calls = 0
+
+    def asked(self: Interrupt) -> bool:
+        nonlocal calls
+        calls += 1
+        return calls > ticks * 3
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Interrupt, "asked", property(asked, lambda self, value: None), raising=False)
+        batch("--total-budget", "100", "--together", "2")
+    ran = batch("--json", "--total-budget", "100", "--together", "3")
+    assert ran.status == 0 and ran.json["nfe"] == 100
+    assert turns() == turns("straight") and images() == images("straight")
+
+
+def test_a_total_with_what_cannot_be_divided_is_refused(batch: Batch) -> None:
     assert "--total-budget can't be '0'" in batch("--total-budget", "0").sentence
+    assert "keeps the best image of each search" in batch("--total-budget", "99", "--keep", "2").sentence
+    assert "9 NFE can't give 5 searches one image each, which takes 10" in batch("--total-budget", "9").sentence
+    said = batch("--total-budget", "99", "--verifier", "bright+jpeg", out="other").sentence
+    assert "an ensemble's scores only compare the images of one search" in said
 
 
 # -------------------------------------------------------------------------------------------------------- and the rest

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from imgscale.app import asked, records
+from imgscale.app.batch import rounds
 from imgscale.app.batch.clock import Clock
 from imgscale.app.batch.plan import Plan, Wish, differences, plan
-from imgscale.app.batch.totals import Lanes
+from imgscale.app.batch.rounds import Turn
 from imgscale.app.batch.wildcards import expand, seeds
 from imgscale.app.job import Job
 from imgscale.errors import UserError
@@ -258,23 +259,49 @@ def test_ten_thousand_rows(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- totals and clocks
 
 
-def test_what_an_item_leaves_moves_on_in_its_lane() -> None:
-    lanes = Lanes(100, [10] * 10, 2)
-    assert lanes.nfe(0, {}) == lanes.nfe(1, {}) == 10
-    assert lanes.nfe(2, {0: 4}) == 16
-    assert lanes.nfe(4, {0: 4, 2: 16}) == 10
-    assert lanes.nfe(3, {1: 10}) == 10
-    again = Lanes(100, [10] * 10, 2)  # a new process, which looks at what was spent before
-    assert again.nfe(4, {0: 4, 2: 1, 1: 3}) == 25
-    failed = Lanes(100, [10] * 10, 2)
-    assert failed.nfe(4, {2: 4}) == 16  # item 0 failed, and keeps its share
+LEAST = {0: 10, 1: 10, 2: 20}
+EVEN = {0: 1.0, 1: 1.0, 2: 1.0}
 
 
-def test_a_total_is_never_exceeded_and_dealt_by_budgets() -> None:
-    lanes = Lanes(101, [10, 30, 10], 2)
-    assert [lanes.nfe(i, {}) for i in (0, 1)] == [20, 61] and lanes.nfe(2, {0: 20}) == 20
-    with pytest.raises(UserError, match="--total-budget can't be 2 for 3 searches"):
-        Lanes(2, [1, 1, 1], 1)
+def dealt(total: int, past: list[Turn], weights: dict[int, float] = EVEN) -> dict[int, int]:
+    return {turn.item: turn.budget for turn in rounds.deal(total, LEAST, weights, past)}
+
+
+def ended(turns: list[Turn], found: dict[int, tuple[int, list[float]]]) -> list[Turn]:
+    return [replace(t, nfe=found[t.item][0], scores=found[t.item][1]) if t.item in found else t for t in turns]
+
+
+def test_a_round_goes_by_what_the_ones_before_it_found() -> None:
+    first = rounds.deal(200, LEAST, EVEN, [])
+    assert {turn.item: turn.budget for turn in first} == {0: 30, 1: 30, 2: 20} and {t.round for t in first} == {0}
+    past = ended(first, {0: (30, [0.1]), 1: (30, [0.9]), 2: (20, [0.5])})
+    second = rounds.deal(200, LEAST, EVEN, past)
+    assert {turn.round for turn in second} == {1} and sum(turn.budget for turn in second) <= 40
+    assert {turn.item: turn.budget for turn in second} == {0: 40}
+    assert rounds.deal(200, LEAST, EVEN, list(reversed(past))) == second  # in whatever order they ended
+
+
+def test_a_total_is_never_exceeded_and_what_failed_keeps_its_share() -> None:
+    past: list[Turn] = []
+    while turns := rounds.deal(1000, LEAST, EVEN, past):
+        past += ended(turns, {turn.item: (turn.budget, [0.3]) for turn in turns if turn.item != 1})
+    assert {turn.round for turn in past if turn.item == 1} == {0}  # it failed, and got nothing more
+    assert 1000 - 20 < sum(turn.budget for turn in past) <= 1000
+
+
+def test_a_round_counts_searches_by_their_budgets() -> None:
+    assert dealt(400, [], {0: 100.0, 1: 300.0, 2: 100.0}) == {0: 30, 1: 90, 2: 40}
+
+
+def test_a_total_that_is_too_small_is_refused() -> None:
+    with pytest.raises(UserError, match="39 NFE can't give 3 searches one image each, which takes 40"):
+        rounds.deal(39, LEAST, EVEN, [])
+
+
+def test_rounds_have_seeds_of_their_own() -> None:
+    assert rounds.seed(7, 0) == 7
+    seeds = {rounds.seed(first, round_) for first in (0, 1, 7) for round_ in range(4)}
+    assert len(seeds) == 12 and all(0 <= seed < 2**53 for seed in seeds)
 
 
 def test_a_clock_rings_at_the_earlier_deadline() -> None:

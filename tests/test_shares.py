@@ -30,22 +30,22 @@ def spent(shares: Shares) -> list[int]:
 
 
 def test_everybody_gets_the_same_at_first() -> None:
-    shares = Shares(1000, 10, LEAST)
+    shares = Shares(1000, [LEAST] * 10)
     assert shares.plan(0) == dict.fromkeys(range(10), 40)
-    assert Shares(40, 10, LEAST).plan(0) == dict.fromkeys(range(10), LEAST)
-    assert Shares(48, 10, LEAST, (1.0,)).plan(0) == {**dict.fromkeys(range(10), LEAST), 0: 8, 1: 8}
+    assert Shares(40, [LEAST] * 10).plan(0) == dict.fromkeys(range(10), LEAST)
+    assert Shares(48, [LEAST] * 10, rounds=(1.0,)).plan(0) == {**dict.fromkeys(range(10), LEAST), 0: 8, 1: 8}
 
 
 def test_too_little_for_one_image_each_is_refused() -> None:
-    with pytest.raises(UserError, match="39 NFE can't give 10 prompts one image each, which takes 40"):
-        Shares(39, 10, LEAST)
+    with pytest.raises(UserError, match="39 NFE can't give 10 searches one image each, which takes 40"):
+        Shares(39, [LEAST] * 10)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, (1.0,), (0.5, 0.5), (0.0, 1.0)])
 @pytest.mark.parametrize("total", [40, 41, 97, 400, 1003])
 def test_the_total_is_spent_and_never_exceeded(total: int, rounds: tuple[float, ...]) -> None:
     rng = np.random.default_rng(total)
-    shares = Shares(total, 10, LEAST, rounds)
+    shares = Shares(total, [LEAST] * 10, rounds=rounds)
     play(shares, lambda place, n: list(rng.uniform(0, 0.9, n)))
     assert total - LEAST < sum(spent(shares)) <= total
     assert min(spent(shares)) >= LEAST
@@ -53,14 +53,14 @@ def test_the_total_is_spent_and_never_exceeded(total: int, rounds: tuple[float, 
 
 def test_what_the_solved_leave_goes_to_those_that_are_not() -> None:
     rng = np.random.default_rng(0)
-    shares = Shares(10 * 100, 10, LEAST)
+    shares = Shares(10 * 100, [LEAST] * 10)
     play(shares, lambda place, n: [1.0] * n if place < 5 else list(rng.uniform(0, 0.5, n)))
     assert spent(shares)[:5] == [LEAST] * 5
     assert sum(spent(shares)) > 1000 - LEAST and min(spent(shares)[5:]) > 100
 
 
 def test_prompts_that_lack_more_get_more_and_the_more_they_have_got_the_less() -> None:
-    shares = Shares(400, 2, 1, (0.1, 0.9))
+    shares = Shares(400, [1] * 2, rounds=(0.1, 0.9))
     shares.book(0, 0, 20, [0.2] * 20, 1.0)
     shares.book(0, 1, 20, [0.8] * 20, 1.0)
     shares.close(0)
@@ -70,7 +70,7 @@ def test_prompts_that_lack_more_get_more_and_the_more_they_have_got_the_less() -
 
 
 def test_the_bound_is_never_above_the_verifiers_ceiling() -> None:
-    shares = Shares(400, 2, 1, (0.1, 0.9))
+    shares = Shares(400, [1] * 2, rounds=(0.1, 0.9))
     shares.book(0, 0, 20, [0.2] * 20, 0.85)
     shares.book(0, 1, 20, [0.8] * 20, 0.85)
     shares.close(0)
@@ -81,7 +81,7 @@ def test_the_bound_is_never_above_the_verifiers_ceiling() -> None:
 @pytest.mark.parametrize("scale, shift", [(1.0, 0.0), (100.0, 5.0), (1e-3, -2.0)])
 def test_the_unit_of_the_scores_changes_nothing(scale: float, shift: float) -> None:
     def run(scale: float, shift: float) -> list[int]:
-        shares, rng = Shares(2000, 10, LEAST), np.random.default_rng(3)
+        shares, rng = Shares(2000, [LEAST] * 10), np.random.default_rng(3)
         for round_ in range(len(ROUNDS)):
             for place, budget in shares.plan(round_).items():
                 scores = rng.normal(place / 10, 0.1, budget // LEAST)
@@ -96,21 +96,21 @@ def test_the_order_of_results_changes_nothing() -> None:
     def draw(place: int, n: int) -> list[float]:
         return list(np.random.default_rng((place, n)).uniform(0, 0.9, n))
 
-    one, other = Shares(2000, 12, LEAST), Shares(2000, 12, LEAST)
+    one, other = Shares(2000, [LEAST] * 12), Shares(2000, [LEAST] * 12)
     play(one, draw)
     play(other, draw, -1)
     assert spent(one) == spent(other)
 
 
 def test_scores_that_are_no_numbers_and_equal_ones_do_no_harm() -> None:
-    shares = Shares(600, 6, LEAST)
+    shares = Shares(600, [LEAST] * 6)
     play(shares, lambda place, n: [float("nan")] * n if place < 3 else [0.5] * n)
     assert 600 - LEAST < sum(spent(shares)) <= 600
     assert max(spent(shares)[:3]) <= min(spent(shares)[3:])  # a verifier that fails gets no more
 
 
 def test_all_solved_ends_the_run() -> None:
-    shares = Shares(600, 6, LEAST)
+    shares = Shares(600, [LEAST] * 6)
     play(shares, lambda place, n: [1.0] * n)
     assert spent(shares) == [LEAST] * 6 and shares.plan(len(ROUNDS) - 1) == {}
 
@@ -120,7 +120,7 @@ def test_it_solves_more_than_an_even_split_where_prompts_differ() -> None:
 
     def solved(rounds: tuple[float, ...], seed: int) -> float:
         rng = np.random.default_rng(seed)
-        shares = Shares(200 * 40, 200, LEAST, rounds)
+        shares = Shares(200 * 40, [LEAST] * 200, rounds=rounds)
         play(shares, lambda place, n: np.where(rng.random(n) < chances[place], 1.0, rng.uniform(0.4, 0.9, n)).tolist())
         return float(np.mean([prompt.solved for prompt in shares.prompts]))
 
@@ -130,7 +130,7 @@ def test_it_solves_more_than_an_even_split_where_prompts_differ() -> None:
 
 def test_the_mean_best_is_higher_than_by_an_even_split_without_a_ceiling() -> None:
     def mean(rounds: tuple[float, ...], seed: int) -> float:
-        rng, shares = np.random.default_rng(seed), Shares(200 * 24, 200, LEAST, rounds)
+        rng, shares = np.random.default_rng(seed), Shares(200 * 24, [LEAST] * 200, rounds=rounds)
         spreads = np.random.default_rng(9).uniform(0.5, 4, 200)
         for round_ in range(len(rounds)):
             for place, budget in shares.plan(round_).items():

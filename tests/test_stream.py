@@ -27,7 +27,8 @@ PROMPTS = [
 
 
 def world(max_batch: int = 32, exact: bool = False) -> Scaler:
-    return Scaler(Engine(as_denoiser(Gaussian(mean=0.6, cov=0.3)), max_batch, exact), "world", ModelSettings(steps=STEPS))
+    engine = Engine(as_denoiser(Gaussian(mean=0.6, cov=0.3)), max_batch, exact)
+    return Scaler(engine, "world", ModelSettings(steps=STEPS))
 
 
 def ask(prompt: str = "a", **settings: object) -> Ask:

@@ -13,7 +13,7 @@ from imgscale.app.console import CANCELLED, Interrupt, complain
 from imgscale.errors import UserError
 
 if TYPE_CHECKING:
-    from imgscale.app.batch.plan import Plan, Wish
+    from imgscale.app.batch.plan import Wish
 
 HELP = (
     "Search for images of all prompts in a file.\n\nThe same command goes on where it was stopped, even by kill -9. A"
@@ -41,7 +41,7 @@ def batch(
     ),
     budget: str | None = typer.Option(None, "--budget", "-b", metavar="NFE", help="Of each search; 200."),
     total_budget: str | None = typer.Option(
-        None, metavar="NFE", help="Of all searches; what one doesn't need moves on to later ones."
+        None, metavar="NFE", help="Of all searches; what some don't need goes to those that gain most."
     ),
     seconds: str | None = typer.Option(None, metavar="S", help="Also a limit on the time of each search."),
     eflops: str | None = typer.Option(None, metavar="E", help="Also a limit on the eFLOPs of each search."),
@@ -160,13 +160,10 @@ def work(
     from imgscale.app.batch.progress import Bar
     from imgscale.app.batch.run import Broken, Run
     from imgscale.app.batch.store import DONE, Store
-    from imgscale.app.batch.totals import Lanes
 
     plan = plans.plan(wish)
     folder = out or RUNS / f"{_name(wish.source)}-{plan.id[:8]}"
     checks.folder(folder)
-    lanes = None if wish.total is None else wish.together
-    allowance = None if wish.total is None else Lanes(wish.total, _weights(plan), wish.together)
     together = wish.together
     if together > 1 and any(task.job.budget.seconds is not None for task in plan.tasks):
         complain("searches with a limit on their seconds don't share batches: they run one by one.")
@@ -185,8 +182,7 @@ def work(
                     clock,
                     bar,
                     together=together,
-                    allowance=allowance,
-                    lanes=lanes,
+                    total=wish.total,
                     quiet=quiet,
                 )
                 run.all()
@@ -219,7 +215,3 @@ def _name(source: str) -> str:
     with suppress(ValueError):
         return slug(Path(source).stem) if source != "-" else "stdin"
     return "prompts"
-
-
-def _weights(plan: Plan) -> list[int]:
-    return [task.job.budget.nfe or 1 for task in plan.tasks]

@@ -17,7 +17,7 @@ from imgscale.app.batch.store import Prompt
 from imgscale.app.job import Job, parse_shapes
 from imgscale.errors import UnknownName, UserError
 from imgscale.models import bundled
-from imgscale.registry import judges
+from imgscale.registry import judges, members, parse
 
 STDIN = "-"
 OVERRIDES = tuple(name for name in asked.READ if name not in ("device", "dtype", "max_batch"))
@@ -108,6 +108,8 @@ def plan(wish: Wish) -> Plan:
         UserError: The file can't be read or is empty, or the settings can't be.
     """
     replace(wish.base, prompt=SAMPLE, report=wish.report or ()).check()
+    if wish.total is not None and (error := _undivided(wish.base, wish.keep)):
+        raise UserError(error)
     prompts: list[Prompt] = []
     tasks: list[Task] = []
     bad: list[records.Bad] = []
@@ -206,6 +208,7 @@ class _Maker:
             report = ("shapes",) if base.model in self._bundled and not unjudged else ()
         asks = _asks(base)
         keep = settings.get("keep", self._wish.keep)
+        error = error or (_undivided(base, keep) if self._wish.total is not None else "")
         job = replace(base, prompt=prompt.text, report=report)
         for i, seed in enumerate(seeds):
             asks |= {"prompt": prompt.text, "seed": seed, "keep": keep, "report": report}
@@ -246,6 +249,18 @@ def _unjudged(prompt: str) -> str:
     return ""
 
 
+def _undivided(job: Job, keep: int | None) -> str:
+    """Why a search can't have part in a total budget, which makes it in several rounds, or ""."""
+    if keep != 1:
+        return "--total-budget keeps the best image of each search and no others; leave out --keep, or give --budget."
+    if len(members(job.verifier)) > 1 or parse(job.verifier)[0] == "ensemble":
+        return (
+            f"--total-budget can't be divided by {job.verifier!r}: an ensemble's scores only compare the images of one"
+            " search; give one verifier, or --budget."
+        )
+    return ""
+
+
 def _asks(job: Job) -> dict[str, Any]:
     """Everything that an image depends on but its prompt, seed and report, as JSON can hold it."""
     values = asdict(job)
@@ -268,7 +283,6 @@ def _config(wish: Wish, prompts: Sequence[Prompt]) -> dict[str, Any]:
         "budget": limits,
         "keep": wish.keep,
         "total_budget": wish.total,
-        "lanes": None if wish.total is None else wish.together,  # see totals
     }
 
 
@@ -277,7 +291,7 @@ NOT_ASKED = ("source",)  # of the configuration: says where prompts came from an
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What is not the same in two configurations, each in a few words."""
-    said = {"texts": "other prompts", "lanes": "another --together (which divides --total-budget)"}
+    said = {"texts": "other prompts"}
     found = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)

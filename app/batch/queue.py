@@ -18,8 +18,10 @@ from typing import Any
 
 from imgscale.app.batch import lock
 from imgscale.app.batch.plan import Plan, Task, differences
+from imgscale.app.batch.rounds import Turn
 from imgscale.app.batch.store import (
     CLAIMED,
+    CUT,
     DONE,
     FAILED,
     NAME,
@@ -30,6 +32,7 @@ from imgscale.app.batch.store import (
 )
 from imgscale.errors import UserError
 
+_JSON = ("held_out", "ledger", "trace", "settings", "events", "plain_scores")  # columns of results
 PATIENCE = 60.0  # seconds to wait for another process's transaction
 
 
@@ -116,15 +119,14 @@ class Queue:
 
     # ------------------------------------------------------------------------------------------------------ work
 
-    def claim(self, model: str, lanes: int | None = None) -> int | None:
+    def claim(self, model: str) -> int | None:
         """Takes the next item of a model; None if there is none to be had now.
 
         Args:
             model: The one that is loaded.
-            lanes: Take items whose number is the same modulo this one after the other; see `totals`.
         """
         with self._transaction() as do:
-            number = self._next(model) if lanes is None else self._next_in_lanes(model, lanes)
+            number = self._next(model)
             if number is not None:
                 do(
                     "UPDATE items SET state = ?, worker = ? WHERE number = ?",
@@ -132,9 +134,9 @@ class Queue:
                 )
             return number
 
-    def ready(self, model: str, lanes: int | None = None) -> bool:
+    def ready(self, model: str) -> bool:
         """Whether there is something to be had of a model."""
-        return (self._next(model) if lanes is None else self._next_in_lanes(model, lanes)) is not None
+        return self._next(model) is not None
 
     def _next(self, model: str) -> int | None:
         found = self._database.execute(
@@ -142,32 +144,68 @@ class Queue:
         ).fetchone()
         return None if found is None else int(found[0])
 
-    def _next_in_lanes(self, model: str, lanes: int) -> int | None:
-        """The first that waits for nothing: all before it in its lane are over."""
+    def turns(self) -> list[Turn]:
+        """All turns of a run with a total budget, in the order of rounds and items."""
         rows = self._database.execute(
-            "SELECT min(number), state, model FROM items WHERE state IN (?, ?) GROUP BY number % ?",
-            (WAITING, CLAIMED, lanes),
+            "SELECT item, round, least, budget, nfe, scores, ceiling FROM rounds ORDER BY round, item"
         )
-        return min((int(number) for number, state, of in rows if (state, of) == (WAITING, model)), default=None)
+        return [
+            Turn(item, round_, least, budget, nfe, json.loads(scores), ceiling)
+            for item, round_, least, budget, nfe, scores, ceiling in rows
+        ]
 
-    def spent(self) -> dict[int, int]:
-        """The model evaluations of all items that are done."""
-        return dict(
-            self._database.execute("SELECT item, nfe FROM results JOIN items ON number = item WHERE state = ?", (DONE,))
-        )
+    def turn(self, item: int) -> Turn | None:
+        """The turn that an item is to take now, if the run has a total budget."""
+        row = self._database.execute(
+            "SELECT item, round, least, budget FROM rounds WHERE item = ? AND nfe IS NULL ORDER BY round LIMIT 1",
+            (item,),
+        ).fetchone()
+        return None if row is None else Turn(*row)
+
+    def open(self, turns: Sequence[Turn]) -> None:
+        """Begins a round, unless another process has done so already."""
+        with self._transaction() as do:
+            last = do("SELECT max(round) FROM rounds").fetchone()[0]
+            if last is not None and last >= turns[0].round:
+                return
+            self._database.executemany(
+                "INSERT INTO rounds VALUES (?, ?, ?, ?, NULL, '[]', NULL)",
+                [(turn.item, turn.round, turn.least, turn.budget) for turn in turns],
+            )
+            self._database.executemany(
+                "UPDATE items SET state = ?, worker = NULL WHERE number = ? AND state = ?",
+                [(WAITING, turn.item, DONE) for turn in turns],
+            )
+
+    def result(self, item: int) -> Result | None:
+        """What an earlier round brought an item."""
+        found = self._database.execute("SELECT * FROM results WHERE item = ?", (item,))
+        names = [column[0] for column in found.description]
+        row = found.fetchone()
+        if row is None:
+            return None
+        values = {
+            name: json.loads(x) if name in _JSON and x is not None else x for name, x in zip(names, row, strict=True)
+        }
+        del values["item"], values["ended"]
+        images = self._database.execute(
+            "SELECT file, seed, scores FROM images WHERE item = ? ORDER BY rank", (item,)
+        ).fetchall()
+        return Result(values, [(file, seed, json.loads(scores)) for file, seed, scores in images])
 
     def release(self, number: int) -> None:
         """Gives an item back."""
         with self._transaction() as do:
             do("UPDATE items SET state = ?, worker = NULL WHERE number = ?", (WAITING, number))
 
-    def finish(self, task: Task, result: Result, state: str = DONE) -> bool:
+    def finish(self, task: Task, result: Result, state: str = DONE, turn: Turn | None = None) -> bool:
         """Keeps what came of an item, whose files are written already.
 
         Args:
             task: The item.
             result: What came of it.
             state: "done", or "cut" if it is to be made again.
+            turn: How its turn ended, if the run has a total budget.
 
         Returns:
             False if another process has it, which thought this one dead.
@@ -176,8 +214,18 @@ class Queue:
             if not self._over(task, state):
                 return False
             self._keep(task, result)
+            if turn is not None:
+                do(
+                    "UPDATE rounds SET nfe = ?, scores = ?, ceiling = ? WHERE item = ? AND round = ?",
+                    (turn.nfe, _json(turn.scores), turn.ceiling, turn.item, turn.round),
+                )
             do("DELETE FROM failures WHERE item = ?", (task.number,))
             return True
+
+    def cut(self, task: Task) -> None:
+        """Says that an item is to be made again, and what it had before stays."""
+        with self._transaction():
+            self._over(task, CUT)
 
     def fail(self, task: Task, reason: str, result: Result | None = None) -> None:
         """Says why an item can't be made. It is tried again by the next command.

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from imgscale.app.batch import rounds
 from imgscale.app.batch.clock import Clock
 from imgscale.app.batch.keep import keep
 from imgscale.app.batch.plan import Plan, Task
 from imgscale.app.batch.progress import Bar
 from imgscale.app.batch.queue import Queue
+from imgscale.app.batch.rounds import Turn
 from imgscale.app.batch.store import CUT, DONE
-from imgscale.app.batch.totals import Allowance
 from imgscale.app.console import Interrupt, only_results_on_stdout
+from imgscale.budget import Budget
 from imgscale.errors import UserError
 
 if TYPE_CHECKING:
     from imgscale.asks import Ask, Done
+    from imgscale.result import SearchOutput
     from imgscale.scaler import Scaler
     from imgscale.watch import Progress
 
@@ -73,8 +77,7 @@ class Run:
         clock: Ends it, too.
         bar: Shows how far it has come.
         together: Searches that run side by side.
-        allowance: What each may spend; its own budget for None.
-        lanes: In which items wait for each other, where there is an allowance.
+        total: Model evaluations of all searches together, dealt in rounds; each has its own budget for None.
         quiet: Show nothing.
 
     Attributes:
@@ -90,14 +93,13 @@ class Run:
         bar: Bar,
         *,
         together: int = 8,
-        allowance: Allowance | None = None,
-        lanes: int | None = None,
+        total: int | None = None,
         quiet: bool = False,
     ) -> None:
         self.finished = 0
         self._plan, self._queue = plan, queue
         self._interrupt, self._clock, self._bar = interrupt, clock, bar
-        self._together, self._allowance, self._lanes, self._quiet = together, allowance, lanes, quiet
+        self._together, self._total, self._quiet = together, total, quiet
         self._scaler: Scaler | None = None
         self._loaded: str | None = None
         self._alike: list[str] = []  # what the last searches broke by
@@ -109,7 +111,7 @@ class Run:
             Broken: No further search makes sense; what is finished is kept.
         """
         try:
-            while self._queue.left() and not self._ending():
+            while not self._ending() and self._more():
                 if not any([self._model(model) for model in self._plan.models]):
                     self._queue.take_over()
                     time.sleep(PAUSE)
@@ -119,7 +121,7 @@ class Run:
     def claim(self, model: str) -> _Claimed | None:
         """The next item of a model, if there is one to be had and time for it."""
         while not self._ending():
-            number = self._queue.claim(model, self._lanes)
+            number = self._queue.claim(model)
             if number is None:
                 return None
             task = self._plan.tasks[number]
@@ -131,16 +133,54 @@ class Run:
     def _ending(self) -> bool:
         return self._interrupt.asked or not self._clock.room()
 
+    def _more(self) -> bool:
+        """Whether something is left to do; where a total is dealt in rounds, the next one is begun when one is over."""
+        if self._total is None:
+            return bool(self._queue.left())
+        turns = self._queue.turns()
+        if turns and self._queue.left():
+            return True
+        able = [task for task in self._plan.tasks if not task.error]
+        least = {turn.item: turn.least for turn in turns} or self._least(able)
+        weights = {task.number: float(task.job.budget.nfe or 1) for task in able}
+        if able and (begun := rounds.deal(self._total, least, weights, turns)):
+            self._queue.open(begun)
+        return bool(self._queue.left())
+
+    def _least(self, tasks: Sequence[Task]) -> dict[int, int]:
+        """By item what one sample takes; 1 where its model can't be loaded, which will be said when its turn comes."""
+        known: dict[tuple[str, int | None], int] = {}
+        for task in tasks:
+            kind = (task.job.model, task.job.steps)
+            if kind not in known:
+                known[kind] = self._sample_nfe(task)
+        return {task.number: known[task.job.model, task.job.steps] for task in tasks}
+
+    def _sample_nfe(self, task: Task) -> int:
+        try:
+            self._load(task.job.model)
+        except Exception as error:
+            _let_developers_see(error)
+            return 1
+        assert self._scaler is not None
+        # The least budget that there is would do, but a searcher may refuse a small one.
+        return self._scaler.sample_nfe(replace(task.job.ask(), budget=Budget(nfe=10**9)))
+
     def _ask(self, task: Task) -> Ask:
         ask = replace(task.job.ask(), keep=task.keep)
-        if self._allowance is None:
+        turn = self._queue.turn(task.number)
+        if turn is None:
             return ask
-        nfe = self._allowance.nfe(task.number, self._queue.spent())
-        return replace(ask, budget=replace(task.job.budget, nfe=nfe))
+        return replace(
+            ask,
+            budget=replace(task.job.budget, nfe=turn.budget),
+            seed=rounds.seed(ask.seed, turn.round),
+            plain=ask.plain and turn.round == 0,
+        )
 
     def _model(self, model: str) -> bool:
         """Searches for all items of a model that can be had; whether there were any."""
-        if not self._queue.ready(model, self._lanes) or self._ending():
+        if not self._queue.ready(model) or self._ending():
             return False
         try:
             self._load(model)
@@ -191,21 +231,34 @@ class Run:
         if output.stopped == "cancelled":
             self._queue.release(task.number)
             return
+        turn = self._queue.turn(task.number)
+        before = None if turn is None or turn.round == 0 else self._queue.result(task.number)
+        cut = output.stopped == "deadline" and self._clock.rung
+        if cut and before is not None:
+            self._queue.cut(task)
+            return
         try:
-            result = keep(output, task, self._queue.folder)
+            result = keep(output, task, self._queue.folder, before)
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise Broken(f"The run folder can't be written ({error.strerror}).") from error
             self._fail(task, f"Its images can't be written ({error.strerror or error}).")
             return
-        cut = output.stopped == "deadline" and self._clock.rung
         if output.stopped == "verifier":
             self._queue.fail(task, _first(output.events) or "The verifier failed for every image.", result)
-        elif self._queue.finish(task, result, CUT if cut else DONE):
+        elif self._queue.finish(task, result, CUT if cut else DONE, None if cut else self._ended(turn, task, output)):
             self.finished += not cut
         self._alike.clear()
         self._clock.took(time.monotonic() - claimed.since)
         self._count()
+
+    def _ended(self, turn: Turn | None, task: Task, output: SearchOutput) -> Turn | None:
+        if turn is None:
+            return None
+        assert self._scaler is not None
+        span = self._scaler.verifier(task.job.verifier).range
+        scores = [score for score in output.scored if math.isfinite(score)]
+        return replace(turn, nfe=output.nfe, scores=scores, ceiling=span[1] if span else None)
 
     def _alone(self, claimed: _Claimed) -> None:
         """Searches for one item by itself, after something broke while it shared batches with others."""

@@ -20,7 +20,7 @@ from typing import Any
 from imgscale.errors import UserError
 
 NAME = "run.sqlite"
-VERSION = 1  # of the schema
+VERSION = 2  # of the schema
 WAITING, CLAIMED, DONE, CUT, FAILED = "waiting", "claimed", "done", "cut", "failed"  # states of an item
 
 SCHEMA = """
@@ -67,6 +67,16 @@ CREATE TABLE images (
     seed INTEGER NOT NULL,          -- the key of the noise that it grew from
     scores TEXT NOT NULL,           -- by verifier, the steering one first; null where there is none: JSON object
     PRIMARY KEY (item, rank)
+);
+CREATE TABLE rounds (               -- of a run with a total budget: what an item was given, and what came of it
+    item INTEGER NOT NULL REFERENCES items (number),
+    round INTEGER NOT NULL,         -- from 0
+    least INTEGER NOT NULL,         -- model evaluations of one sample
+    budget INTEGER NOT NULL,
+    nfe INTEGER,                    -- spent; null until it is over
+    scores TEXT NOT NULL,           -- of the finished images, by the verifier that steers: JSON list
+    ceiling REAL,                   -- of that verifier
+    PRIMARY KEY (item, round)
 );
 CREATE TABLE failures (
     number INTEGER PRIMARY KEY,
