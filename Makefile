@@ -30,7 +30,7 @@ page: $(STAMP)  ## serve the demo's page on this machine (PAGE_ARGS go to imgsca
 	$(BIN)/imgscale demo $(PAGE_ARGS)
 
 test: $(STAMP)  ## run the tests (PYTEST_ARGS="-m 'not slow'" for the quick ones)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## check style, formatting and types
 	$(BIN)/ruff check .
