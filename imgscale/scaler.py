@@ -20,6 +20,7 @@ from imgscale.errors import UserError
 from imgscale.images import to_pil
 from imgscale.journal import HEAD, Journal
 from imgscale.models import ModelSettings, folder_of, load_pipeline
+from imgscale.pricing import Prices
 from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
 from imgscale.rewards import Verifier, is_ensemble, panel, timed
@@ -132,7 +133,7 @@ class Scaler:
         self._verifiers: dict[Any, Verifier] = {}
         self._patience: dict[tuple[int, float], tuple[Verifier, Verifier]] = {}
         self._previews: dict[str, Any] = {}
-        self._costs: dict[Any, tuple[Cost, Any]] = {}
+        self._prices = Prices(engine.denoiser, name, self.settings)
 
     def __call__(
         self,
@@ -341,7 +342,7 @@ class Scaler:
         guidance = self.settings.guidance_scale if ask.guidance_scale is None else ask.guidance_scale
         size = {"height": ask.height, "width": ask.width, "guidance_scale": ask.guidance_scale}
         arguments = {**size, "negative_prompt": ask.negative_prompt, **ask.pipeline_arguments}
-        price = self._price(limits, patient, decoder, arguments)
+        price = self.price or self._prices.price(limits, patient, decoder, arguments)
         cond = self.engine.denoiser.encode(
             ask.prompt,
             ask.negative_prompt,
@@ -530,36 +531,7 @@ class Scaler:
         judge = None if verifier is None else self.verifier(verifier)
         decoder = self.preview(self.settings.preview if preview is None else preview)
         size = {"height": height, "width": width, "guidance_scale": guidance_scale}
-        return self._cost(judge, decoder, {**size, "negative_prompt": negative_prompt, **pipeline_arguments})
-
-    def _cost(self, judge: Verifier | None, decoder: Any, arguments: Mapping[str, Any]) -> Cost:
-        from imgscale import cost, hardware
-
-        key, denoiser = _cost_key(judge, decoder, arguments), self.engine.denoiser
-        if key not in self._costs:
-            given = dict(arguments)
-            if given["guidance_scale"] is None:
-                given["guidance_scale"] = self.settings.guidance_scale
-            found = cost.measure(
-                denoiser.pipe,
-                self.name,
-                hardware.of(denoiser.device, denoiser.dtype),
-                defaults=denoiser.defaults,
-                steps=self.settings.steps,
-                preview=decoder,
-                verifier=judge,
-                **given,
-            )
-            self._costs[key] = found, (judge, decoder)  # alive, or another might get its id
-        return self._costs[key][0]
-
-    def _price(self, limits: Budget, judge: Verifier, decoder: Any, arguments: Mapping[str, Any]) -> Price | None:
-        """What a search reckons with: where eFLOPs are limited, or have been counted already."""
-        if self.price is not None:
-            return self.price
-        if limits.eflops is None and _cost_key(judge, decoder, arguments) not in self._costs:
-            return None
-        return self._cost(judge, decoder, arguments).price
+        return self._prices.cost(judge, decoder, {**size, "negative_prompt": negative_prompt, **pipeline_arguments})
 
     def _useful(self, verifier: VerifierLike) -> Usefulness | None:
         """What was measured of the model with this verifier; or with another, which is mostly of the model, too."""
@@ -651,10 +623,3 @@ def _plain(search: Search, plain: Search | None) -> Plain | None:
 def _one_sample(problem: Problem) -> Verb:
     samples = yield from problem.sample(1)
     yield from problem.score(samples)
-
-
-def _cost_key(judge: Verifier | None, decoder: Any, arguments: Mapping[str, Any]) -> Any:
-    """What costs depend on; objects that are alive here are told apart by their ids."""
-    from imgscale.conditions import freeze
-
-    return id(getattr(judge, "function", judge)), id(decoder), freeze(arguments)

@@ -213,7 +213,7 @@ def test_only_keyword_parameters_are_options() -> None:
         (Entry("class", Made), "device", "cpu", "cpu"),
         (Entry("class", Made), "device", "none", None),
     ],
-    ids=str,
+    ids=lambda value: value.name if isinstance(value, Entry) else str(value),
 )
 def test_options_get_the_types_of_the_signature(entry: Entry, option: str, given: Any, expected: Any) -> None:
     checked = entry.check({option: given})
@@ -243,7 +243,7 @@ def test_options_get_the_types_of_the_signature(entry: Entry, option: str, given
         (UNIONS, "text", 3, "text or none"),
         (UNIONS, "either", None, "a whole number or text"),
     ],
-    ids=str,
+    ids=lambda value: value.name if isinstance(value, Entry) else str(value),
 )
 def test_an_option_of_another_type_is_refused(entry: Entry, option: str, given: Any, allowed: str) -> None:
     with pytest.raises(UserError) as caught:

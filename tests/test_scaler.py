@@ -155,6 +155,7 @@ def test_everything_needed_to_run_it_again_is_recorded() -> None:
         "pipeline_arguments": {},
         "pipeline": {"name": "gaussian", "shape": [3, 4, 6], "path": "linear"},
         "stopped": out.stopped,
+        "exact": False,
         "rounds": out.settings["rounds"],
         "nfe": out.nfe,
     }
@@ -241,7 +242,9 @@ def test_random_numbers_of_a_searcher_follow_from_the_seed() -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-@pytest.mark.parametrize("searcher", [3, None, lambda problem, rng: None, Problem], ids=str)
+@pytest.mark.parametrize(
+    "searcher", [3, None, lambda problem, rng: None, Problem], ids=["3", "none", "lambda", "class"]
+)
 def test_what_cannot_search(searcher: Any) -> None:
     with pytest.raises(UserError, match="The searcher can't be .*give a name or a generator function"):
         call(searcher=searcher)
