@@ -43,7 +43,8 @@ def rbf(
     """Rollover budget forcing: draws at each transition until one improves; the rest of the quota rolls over.
 
     Chains run side by side, each on its share of the budget: it picks a start, searches the first transitions by
-    stochastic steps, and solves the rest by the model's ODE. What is left afterwards buys more chains.
+    stochastic steps, and solves the rest by the model's ODE. What is left afterwards buys more chains. Where the
+    verifier has a highest score, chains run one after another, since the search ends once an image has it.
 
     On a model whose x0 is blurred early, draws are judged further on: each is solved to the place where previews tell,
     and since all are judged there, a draw of a later transition only counts if it beats the best of the earlier ones. A
@@ -106,14 +107,20 @@ def rbf(
         n = max(1, round((room(1) + images * plan.tail) / size))
         while room(n) < n * plan.lean:
             n -= 1
-        chains = yield from _begin(plan, Rollover(room(n), [1] * n).quotas, starts, keep)
+        shares = Rollover(room(n), [1] * n).quotas
+        if problem.ceiling is not None:
+            shares = shares[-1:]  # the largest
+        chains = yield from _begin(plan, shares, starts, keep)
         for stage in plan.stages:
             yield from _search_transition(plan, chains, stage, draws, keep, accept, beat)
-        ends = [way for chain in chains for way in chain.found[:images]]
-        if plan.tail and room(n + 1) < plan.lean:  # too little for another chain: it finishes the best not taken
-            rest = _ranked(way for chain in chains for way in chain.found[images:])
+            if ahead and problem.ceiling is not None and plan.judged(stage) == plan.judged(plan.stages[-1]):
+                yield from _finish_the_perfect(plan, chains, images, problem.ceiling)
+        ends = [way for chain in chains for way in chain.open[: images - len(chain.finished)]]
+        if plan.tail and room(len(chains) + 1) < plan.lean:  # too little for another chain: it finishes the best not taken
+            rest = _ranked(way for chain in chains for way in chain.open[images - len(chain.finished) :])
             ends += rest[: max(0, problem.affordable(plan.tail, at_most=16 * chain_nfe) - len(ends))]
-        yield from problem.score((yield from problem.finish(join([way.end for way in ends]))))
+        if ends:
+            yield from problem.score((yield from problem.finish(join([way.end for way in ends]))))
     yield from best_of_n(problem, rng)  # too little for a chain may do for a sample
 
 
@@ -137,6 +144,12 @@ class _Chain:
     beat: float
     quotas: Rollover
     found: list[_Way] = field(default_factory=list)
+    finished: list[_Way] = field(default_factory=list)
+
+    @property
+    def open(self) -> list[_Way]:
+        """What was judged at this place and isn't an image yet, the best first."""
+        return [way for way in self.found if way not in self.finished]
 
 
 def _begin(plan: Plan, shares: Sequence[int], starts: int, keep: int) -> Generator[Request, Any, list[_Chain]]:
@@ -191,6 +204,20 @@ def _search_transition(
                 chain.beat = chain.parents[0].reward
             chain.quotas.close(quota)
             waiting.remove(c)
+
+
+def _finish_the_perfect(plan: Plan, chains: Sequence[_Chain], images: int, ceiling: float) -> Verb:
+    """Images of trajectories that look as good as can be: if they are, the search is over.
+
+    Each chain keeps one of its images for what it may still find.
+    """
+    ends = []
+    for chain in chains:
+        perfect = [way for way in chain.open if way.reward >= ceiling][: max(0, images - 1 - len(chain.finished))]
+        chain.finished += perfect
+        ends += [way.end for way in perfect]
+    if ends:
+        yield from plan.problem.score((yield from plan.problem.finish(join(ends))))
 
 
 def _draw(

@@ -513,17 +513,20 @@ def test_defaults_by_what_the_model_is() -> None:
 LOOKING: dict[str, Any] = {"starts": 1, "skip": 0.0, "keep": 1, "images": 1, "explore": 1.0, "look": 1.0, "draws": 8}
 
 
-def looking(rewards: Sequence[float], budget: int, **options: Any) -> tuple[Search, Counter[float]]:
+def looking(
+    rewards: Sequence[float], budget: int, ceiling: float | None = None, **options: Any
+) -> tuple[Search, Counter[float]]:
     """One chain on 3 transitions whose draws are all judged at the 3rd: a draw costs 3, 2 or 1. An image takes no more.
 
     Args:
         rewards: Of the draws as they come, then of the finished images.
         budget: The evaluations that the chain may make.
+        ceiling: The highest score that there is.
         options: Of rbf.
     """
     world = Watched()
     options = {"chain_nfe": budget, **LOOKING, **options}
-    search = run(world, new(world, "rbf", budget=budget, verifier=Scripted(rewards), options=options))
+    search = run(world, new(world, "rbf", budget=budget, verifier=Scripted(rewards), ceiling=ceiling, options=options))
     return search, Counter(t for call in world.places for t, _ in call)
 
 
@@ -552,6 +555,31 @@ def test_several_trajectories_are_drawn_from_and_finished() -> None:
     search, at = looking(rewards, budget=19, starts=2, keep=2, images=3)
     assert at[1.0] == 2 and search.meter.ledger.verifier_calls == 8 + 3
     assert search.best is not None and search.best.score == pytest.approx(0.7)
+
+
+def test_chains_follow_each_other_where_the_search_may_end_early() -> None:
+    rewards = [0.1, 0.5, 0.2, 0.4, 0.3, 0.2, 0.3, 0.1, 1.0]  # of one chain's draws, and of its image
+    search, _ = looking(rewards, budget=54, ceiling=1.0, chain_nfe=18)
+    assert (search.stopped, search.meter.ledger.nfe) == ("ceiling", 18)
+    search, _ = looking(rewards, budget=54, chain_nfe=18)
+    assert search.meter.ledger.nfe > 50, "without a highest score they run side by side"
+
+
+def test_what_looks_perfect_is_finished_at_once() -> None:
+    # 3 draws of the first transition, the second of which looks perfect; then its image.
+    search, at = looking([0.1, 1.0, 0.2, 1.0], budget=18, ceiling=1.0, images=3)
+    assert search.stopped == "ceiling" and search.meter.ledger.verifier_calls == 3 + 1
+    assert [at[t] for t in (1.0, 0.75, 0.5, 0.25)] == [1, 3, 3, 3]
+
+
+def test_what_only_looked_perfect_costs_one_image_and_the_chain_goes_on() -> None:
+    # The image of the second draw is no good; those of the others are made at the end, and the second's not again.
+    rewards = [0.1, 1.0, 0.2, 0.3, 0.4, 0.3, 0.2, 0.3, 0.1, 0.8, 0.7]
+    search, _ = looking(rewards, budget=18, ceiling=1.0, images=2)
+    assert search.best is not None and search.best.score == pytest.approx(0.8)
+    assert search.meter.ledger.verifier_calls == 8 + 2 and search.meter.ledger.nfe == 18
+    search, _ = looking([0.1, 1.0, 0.2, 0.4, 0.3, 0.2, 0.3, 0.1, 0.9], budget=18, ceiling=1.0, images=1)
+    assert search.meter.ledger.verifier_calls == 8 + 1, "the only image is kept for what may still be found"
 
 
 def test_draws_begin_where_starts_have_come_to() -> None:
