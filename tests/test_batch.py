@@ -435,7 +435,7 @@ def test_a_total_goes_in_rounds_to_those_that_gain_most(batch: Batch) -> None:
     for item in items:
         best, steps = item.trace["scores"]["bright"], item.trace["nfe"]
         assert best == sorted(best) and steps == sorted(steps) and steps[-1] <= item.nfe
-        assert abs(best[-1] - item.scores["bright"]) < 1e-6  # type: ignore[operator]
+        assert abs(best[-1] - item.scores["bright"]) < 1e-6
         assert png.read(item.images[0].path).scores["bright"] == item.scores["bright"]
         assert item.plain is not None and item.plain.exists()
     # A prompt that had several turns has the best image of all of them.
