@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> None:
         for i, text in enumerate(chosen):
             starts = args.children if name == "independent samples" else 1
             found = children(text, args.seed + i, path, kernel, starts)
-            embedded = clip.embed_images(found)  # type: ignore[attr-defined]
+            embedded = clip.embed_images(found)
             distance = 1 - embedded @ embedded.T
             apart.append(float(distance.sum()) / (len(found) * (len(found) - 1)))
             right.append(float((oracle(found, [text] * len(found)) >= 1).float().mean()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -258,7 +258,7 @@ class Scaler:
         *,
         together: int = 8,
         callback: Callable[[Progress], None] | None = None,
-    ) -> Iterator[Done]:
+    ) -> Generator[Done, None, None]:
         """Searches one after the other and several at a time, so that requests of different prompts fill batches.
 
         The next search begins when one has ended, so that ``asks`` may be any length. The plain image of a search is

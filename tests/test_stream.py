@@ -148,7 +148,7 @@ def test_keep_gives_the_best_finished_images_in_order() -> None:
     scores: list[float] = []
 
     def noted(images: Tensor, prompts: Sequence[str]) -> Tensor:
-        found = reward(images, prompts)
+        found: Tensor = reward(images, prompts)
         scores.extend(found.tolist())
         return found
 
