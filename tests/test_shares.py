@@ -46,7 +46,7 @@ def test_too_little_for_one_image_each_is_refused() -> None:
 def test_the_total_is_spent_and_never_exceeded(total: int, rounds: tuple[float, ...]) -> None:
     rng = np.random.default_rng(total)
     shares = Shares(total, [LEAST] * 10, rounds=rounds)
-    play(shares, lambda place, n: rng.uniform(0, 0.9, n).tolist())
+    play(shares, lambda place, n: rng.uniform(0, 0.9, (n,)).tolist())
     assert total - LEAST < sum(spent(shares)) <= total
     assert min(spent(shares)) >= LEAST
 
@@ -54,7 +54,7 @@ def test_the_total_is_spent_and_never_exceeded(total: int, rounds: tuple[float, 
 def test_what_the_solved_leave_goes_to_those_that_are_not() -> None:
     rng = np.random.default_rng(0)
     shares = Shares(10 * 100, [LEAST] * 10)
-    play(shares, lambda place, n: [1.0] * n if place < 5 else rng.uniform(0, 0.5, n).tolist())
+    play(shares, lambda place, n: [1.0] * n if place < 5 else rng.uniform(0, 0.5, (n,)).tolist())
     assert spent(shares)[:5] == [LEAST] * 5
     assert sum(spent(shares)) > 1000 - LEAST and min(spent(shares)[5:]) > 100
 
