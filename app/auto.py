@@ -7,14 +7,17 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imgscale.app.console import complain, only_results_on_stdout, waiting
+from imgscale.app.console import Live, complain, only_results_on_stdout, waiting
 from imgscale.app.job import Job, default_report
 from imgscale.errors import UserError
 
 if TYPE_CHECKING:
     from imgscale.automatic import Decision
+    from imgscale.bandit.poolfile import PoolFile
     from imgscale.result import SearchOutput
     from imgscale.watch import Progress
+
+NO_LIMIT = 10**12  # NFE: for the budget of a job whose action alone says how much is spent
 
 # Fields of a job that the bandit decides or the pool file says, and what the command line calls them.
 DECIDED = {
@@ -79,6 +82,11 @@ class AutoJob(Job):
         return made
 
     def _search(self, scaler: Any, callback: Callable[[Progress], None]) -> SearchOutput:
+        def explain(decision: Decision) -> None:
+            complain(str(decision))
+            if isinstance(callback, Live):
+                callback.aim(decision.choice.action.nfe)
+
         size = {"guidance_scale": self.guidance, "height": self.height, "width": self.width}
         output: SearchOutput = scaler(
             self.prompt,
@@ -89,7 +97,7 @@ class AutoJob(Job):
             plain=self.plain,
             progress=False,
             callback=callback,
-            explain=_explain,
+            explain=explain,
             verifier_timeout=self.verifier_timeout,
             **{name: value for name, value in size.items() if value is not None},
             **self.arguments,
@@ -99,10 +107,6 @@ class AutoJob(Job):
 
 def _default(field: Any) -> Any:
     return field.default_factory() if callable(field.default_factory) else field.default
-
-
-def _explain(decision: Decision) -> None:
-    complain(str(decision))
 
 
 def asked(job: Job, mode: str | None, policy: Path | None, pool: Path | None, report: Sequence[str]) -> Job:
@@ -123,9 +127,23 @@ def asked(job: Job, mode: str | None, policy: Path | None, pool: Path | None, re
             if value is not None:
                 raise UserError(f"{option} is for --model auto; add that, or leave it out.")
         return job
-    judges = job.report if report or pool is not None else default_report("shapes-flow", job.prompt)
     values = {field.name: getattr(job, field.name) for field in fields(Job)}
-    return replace(AutoJob(**values), mode=weight(mode), policy=policy, pool=pool, report=judges)
+    judges = tuple(report) if report else default_judges(pool, job.prompt)
+    named = tuple(name for name in judges if name != "none")
+    return replace(AutoJob(**values), mode=weight(mode), policy=policy, pool=pool, report=named)
+
+
+def default_judges(pool: Path | PoolFile | None, prompt: str) -> tuple[str, ...]:
+    """Held-out judges where nobody names any: the oracle, if all models of a pool are bundled and it reads the prompt.
+
+    Raises:
+        UserError: The pool file can't be.
+    """
+    from imgscale.bandit import poolfile
+
+    made = poolfile.read(pool) if isinstance(pool, Path | None) else pool
+    judges = [default_report(entry.model, prompt) for entry in made.models if not entry.optional]
+    return ("shapes",) if judges and all(judges) else ()
 
 
 def weight(mode: str | None) -> str | float | None:

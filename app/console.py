@@ -117,6 +117,12 @@ class Live:
         if self._bar is not None:
             self._bar.stop()
 
+    def aim(self, total: int) -> None:
+        """Another total, where it is known only now."""
+        self._total = total
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)
+
     def __call__(self, progress: Progress) -> None:
         self._callback(progress)
         if self._quiet:

@@ -12,6 +12,7 @@ from imgscale.app.console import CANCELLED, Interrupt, complain, only_results_on
 from imgscale.app.job import Job
 
 if TYPE_CHECKING:
+    from imgscale.automatic import Decision
     from imgscale.result import SearchOutput
 
 REASONS = {
@@ -88,9 +89,18 @@ def show(output: SearchOutput, paths: Sequence[Path]) -> None:
     console.print(table)
     if "exits" in output.settings:
         console.print(Text(f"\n{_exits(output.settings)}"), soft_wrap=True)
+    if output.decision is not None and output.decision.learned:
+        console.print(Text(f"\n{_lesson(output.decision)}"), soft_wrap=True)
     console.print(Text(f"\n{REASONS[output.stopped]} Wrote"))
     for path in paths:
         console.print(Text(f"  {path}"), soft_wrap=True)
+
+
+def _lesson(decision: Decision) -> str:
+    """What was learned, in a sentence."""
+    expected = decision.choice.expected
+    verdict = {None: "", True: ", and the image is right", False: ", and the image is wrong"}[decision.correct]
+    return f"Learned: quality {decision.quality:.2f}, where {expected:.2f} was expected{verdict}."
 
 
 def _exits(settings: Mapping[str, Any]) -> str:

@@ -71,7 +71,9 @@ def generate(
     report: list[str] = typer.Option(
         [], metavar="NAME", help="Held-out judge, repeatable, or none; the shapes oracle where it fits."
     ),
-    budget: str = typer.Option("200", "--budget", "-b", metavar="NFE", help="Model evaluations, never exceeded."),
+    budget: str | None = typer.Option(
+        None, "--budget", "-b", metavar="NFE", help="Model evaluations, never exceeded; 200, and with auto no limit."
+    ),
     seconds: str | None = typer.Option(None, metavar="S", help="Also a limit on the time of the search."),
     eflops: str | None = typer.Option(None, metavar="E", help="Also a limit on eFLOPs, such as 2e12 (imgscale cost)."),
     seed: str = typer.Option("0", metavar="INT", help="Same seed, same image."),
@@ -117,7 +119,7 @@ def generate(
         "width": checks.whole(width, "--width", 1, 16384),
     }
     limits = Budget(
-        nfe=checks.whole(budget, "--budget", 1),
+        nfe=checks.whole(budget, "--budget", 1) or (auto.NO_LIMIT if model == "auto" else 200),
         seconds=checks.positive(seconds, "--seconds"),
         eflops=checks.positive(eflops, "--eflops"),
     )
@@ -445,8 +447,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
             os.environ.setdefault(name, "error")
     given = list(sys.argv[1:] if arguments is None else arguments)
+    groups = [[str(group.name)] for group in app.registered_groups]
+    if not given or given in groups:
+        given.append("--help")
     try:
-        status = app(args=given or ["--help"], prog_name="imgscale", standalone_mode=False)
+        status = app(args=given, prog_name="imgscale", standalone_mode=False)
     except UserError as error:
         complain(str(error))
         status = 2
@@ -473,7 +478,8 @@ def _sentence(error: Any) -> str:
     if name == "MissingParameter":
         return f"The {error.param.name} is missing; give it after {path!r}, in quotes if it has spaces."
     if match := re.match(r"No such command '(.*?)'", message):
-        return str(UnknownName("command", match[1], _commands()))
+        group = context.command if context and context.parent else None
+        return str(UnknownName("command", match[1], group.list_commands(context) if group else _commands()))
     if match := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
         return f"{match[1]!r} is too much for {path!r}; put a text with spaces in quotes."
     return f"{message.rstrip('.')}; see {path} --help."

@@ -117,6 +117,10 @@ def summary(output: SearchOutput, paths: dict[str, Path]) -> dict[str, Any]:
         "events": output.events,
         "trace": str(paths["trace"]),
     }
+    if (decision := output.decision) is not None:
+        came = {"quality": decision.quality, "reward": decision.reward, "eflops": decision.eflops}
+        said = {"category": decision.category, "correct": decision.correct, "learned": decision.learned}
+        values["auto"] = {**decision.as_dict(), **png.finite(came), **said}
     if output.plain is not None:
         values["plain"] = {"image": str(paths["plain"]), "scores": png.finite(output.plain.scores)}
         values["compare"] = str(paths["compare"])

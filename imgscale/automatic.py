@@ -2,7 +2,7 @@
 
     auto = imgscale.load("auto", mode="balanced")
     out = auto("two red circles above a blue square", seed=0)
-    print(auto.last)   # shapes-turbo, best-of-n, 32 NFE: expected quality 0.71 ± 0.06, 24.3 GFLOPs
+    print(out.decision)  # shapes-flow, svdd, 120 NFE: expected quality 0.57 ± 0.14, 220 GFLOPs
 
 The bandit itself, `imgscale.bandit`, knows nothing of models; here it is joined with them.
 """
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from imgscale import models
+from imgscale import asks, models
+from imgscale.asks import Ask
 from imgscale.bandit import costs, persistence, poolfile
 from imgscale.bandit.actions import Action, Mask, Pool
 from imgscale.bandit.features import Schema
@@ -27,10 +28,11 @@ from imgscale.bandit.linear import LinUCB, Thompson
 from imgscale.bandit.memory import Memory, category
 from imgscale.bandit.policy import Choice, Context, quality_weight
 from imgscale.bandit.poolfile import Entry, PoolFile
-from imgscale.bandit.store import Store, default_path
+from imgscale.bandit.store import Store, default_path, path_of_given
 from imgscale.budget import Budget, Price
 from imgscale.errors import UserError
 from imgscale.residents import Residents
+from imgscale.rewards import is_out_of_memory
 from imgscale.verification import VerifierLike
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
     from imgscale.scaler import Scaler
     from imgscale.watch import Progress
 
-CHOSEN = ("searcher", "guide", "options", "verifier", "num_inference_steps", "preview", "journal")
+CHOSEN = ("searcher", "guide", "options", "verifier", "num_inference_steps", "preview", "early_exit", "journal")
+SEARCHERS = ("best-of-n", "rbf", "svdd", "bfs")  # that every new policy knows, so that a pool may take them up later
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,17 @@ class Decision:
     def __str__(self) -> str:
         return str(self.choice)
 
+    def as_dict(self) -> dict[str, Any]:
+        """What was chosen and expected, in values that JSON can hold; see `Auto.recalled`."""
+        choice = self.choice
+        return {
+            "action": choice.action.name,
+            "expected": choice.expected if math.isfinite(choice.expected) else None,
+            "uncertainty": choice.uncertainty,
+            "propensity": choice.propensity,
+            "quality_weight": self.weight,
+        }
+
 
 def auto(
     *,
@@ -95,13 +109,13 @@ def auto(
     Raises:
         UserError: The pool or the policy can't be used; the message says why and what to do.
     """
-    name = "default" if pool is None else Path(pool).name if isinstance(pool, str | Path) else "given"
     if pool is None or isinstance(pool, str | Path):
-        path = default_path(pool)
+        name, path = "default" if pool is None else Path(pool).name, default_path(pool)
         pool = poolfile.read(pool)
     else:
-        path = default_path(name)
-        pool = pool.checked(name) if isinstance(pool, PoolFile) else poolfile.of(dict(pool))
+        name = "given"
+        pool = pool.checked(name) if isinstance(pool, PoolFile) else poolfile.of(dict(pool), name)
+        path = path_of_given(pool.model_dump_json())
     where = path if policy is None else Path(policy).expanduser()
     return Auto(pool, where, mode=mode, device=device, learn=learn, draws=draws, name=name)
 
@@ -134,7 +148,8 @@ class Auto:
         self.last: Decision | None = None
         self.notices: list[str] = []
         self._residents = Residents(file.resident, device)
-        weight = quality_weight(file.policy.mode if mode is None else mode)
+        self._weight = quality_weight(file.policy.mode if mode is None else mode)
+        self._draws = draws
         here = [entry for entry in file.models if not (entry.optional and _missing(entry))]
         if not here:
             raise UserError("None of the pool's models is on this machine; list one that is under [[models]].")
@@ -144,10 +159,11 @@ class Auto:
         actions: list[Action] = []
         for entry in here:
             try:
-                found, price = costs.actions(file, entry, self._judging.verifier, device=device)
+                found, price, left_out = costs.actions(file, entry, self._judging.verifier, device=device)
             except UserError as error:
                 self._lose(entry.name, error)
                 continue
+            self.notices += left_out
             self._entries[entry.name], self._prices[entry.name] = entry, price
             actions += found
         if not actions:
@@ -159,23 +175,42 @@ class Auto:
         self._prompts, self._embed = self._judging.reader()
         self.pool = Pool(actions, self._schema(policy, actions))
         memory = Memory(actions=actions, reference=max(action.eflops for action in actions), pool=name)
-        fresh = self._policy(weight, draws)
-        self.store = Store(policy, fresh, self._judging.verifier.identity(), memory, log=file.policy.log)
+        judge = self._judging.verifier.identity()
+        self.store = Store(policy, self._policy, judge, memory, log=file.policy.log, writes=learn)
 
     # ------------------------------------------------------------------------------------------------------ making
 
     def _schema(self, policy: Path, actions: Sequence[Action]) -> Schema:
-        """That of the file, so that what it learned goes on; a new one where there is no file yet."""
-        if policy.exists():
-            return persistence.schema(policy)
-        return Schema.of(actions, self._prompts.names, searchers=("best-of-n", "rbf", "svdd", "bfs"))
+        """That of the file, so that what it learned goes on; a new one where there is no file yet.
 
-    def _policy(self, weight: float, draws: int | None) -> LinUCB:
+        Raises:
+            UserError: The file's policy can't go on with this verifier, these features or these searchers.
+        """
+        if not policy.exists():
+            return Schema.of(actions, self._prompts.names, searchers=SEARCHERS)
+        kept = persistence.stored(policy)
+        persistence.check_verifier(policy, kept.verifier, self._judging.verifier.identity())
+        schema, anew = kept.schema, f"begin anew with imgscale policy reset {str(policy)!r}"
+        if schema.prompt != self._prompts.names:
+            raise UserError(
+                f"The policy in {policy} was learned with other features of prompts: set `projected` of the pool file"
+                f" back to {sum(name.startswith('embedding') for name in schema.prompt)}, or {anew}."
+            )
+        for action in actions:
+            if action.family not in schema.searchers:
+                raise UserError(
+                    f"The policy in {policy} doesn't know the searcher {action.family!r}, and can't learn of it; leave"
+                    f" it out, or {anew}."
+                )
+        return schema
+
+    def _policy(self) -> LinUCB:
+        """One that has learned nothing."""
         said = self.file.policy
         kind = {"linucb": LinUCB, "thompson": Thompson}[said.kind]
-        alpha = {} if said.alpha is None else {"alpha": said.alpha}
-        made = kind(self.pool, mode=weight, epsilon=said.epsilon, ridge=said.ridge, discount=said.discount, **alpha)
-        made.rng = np.random.default_rng(draws)
+        options: dict[str, Any] = {"epsilon": said.epsilon, "ridge": said.ridge, "discount": said.discount}
+        made = kind(self.pool, mode=self._weight, alpha=said.alpha, **options)
+        made.rng = np.random.default_rng(self._draws)
         made.warm(said.trust)
         return made
 
@@ -185,23 +220,34 @@ class Auto:
         """Goes on in another mode; nothing has to be learned anew."""
         self.store.policy.switch(mode)
 
-    def choose(self, prompt: str, budget: int | Budget | None = None) -> Decision:
+    def choose(self, prompt: str, budget: int | Budget | None = None, *, draws: int | None = None) -> Decision:
         """The action for a prompt, without running it.
 
         Args:
             prompt: The text.
             budget: What the search may take at most: model evaluations, or a `Budget`. None is no limit.
+            draws: A seed for this decision's draw; for None, it goes on from the one before.
 
         Raises:
             UserError: A prompt that is none, a budget that is too small for every action, or no model is left.
         """
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise UserError(f"The prompt can't be {prompt!r}; write what the image should show.")
+        Ask(prompt).check()
         if not self.pool.alive.any():
             raise UserError(f"No model of the pool can be used. {' '.join(self.notices)}")
         policy = self.store.policy
+        if draws is not None:
+            policy.rng = np.random.default_rng(draws)
         choice = policy.choose(self._context(prompt), self._mask(budget))
         return Decision(prompt, category(prompt), choice, policy.weight)
+
+    def recalled(self, prompt: str, values: Mapping[str, Any]) -> Decision | None:
+        """A decision from its `Decision.as_dict`; None if its action isn't to be had any more."""
+        for action, there in zip(self.pool.actions, self.pool.alive, strict=True):
+            if there and action.name == values["action"]:
+                expected = math.nan if values["expected"] is None else values["expected"]
+                choice = Choice(action, values["propensity"], expected, values["uncertainty"])
+                return Decision(prompt, category(prompt), choice, values["quality_weight"])
+        return None
 
     def _context(self, prompt: str) -> Context:
         return Context(self._prompts(prompt, self._embed(prompt) if self._embed else None), prompt)
@@ -226,6 +272,8 @@ class Auto:
         return self._residents.names
 
     def _lose(self, name: str, error: BaseException) -> None:
+        if name in self._entries:
+            self.pool.remove_model(name)
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         self.notices.append(f"The model {name!r} is left out, and the others go on: {reason}")
 
@@ -237,7 +285,7 @@ class Auto:
         negative_prompt: str | None = None,
         *,
         budget: int | Budget | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         report: Sequence[VerifierLike] = (),
         plain: bool = True,
         progress: bool = True,
@@ -258,60 +306,89 @@ class Auto:
             plain: Also make the pipeline's own image for comparison, outside of the budget.
             progress: Show a tqdm bar.
             callback: Called after every engine step, also to cancel.
-            explain: Called with each decision before its search; its `str` is the line that explains it.
+            explain: Called with each decision before its search; its `str` is the line that explains it. Twice for a
+                prompt if the first choice can't be run.
             keep: How many finished images the output holds; all of them for None.
             verifier_timeout: Seconds that one call of a verifier may take.
             **arguments: height, width and guidance_scale, in the place of the pool's; further ones of the pipelines.
 
         Returns:
-            A `SearchOutput`, or a list of them for several prompts.
+            A `SearchOutput`, whose ``decision`` says what was chosen and what came of it; or a list of them for several
+            prompts.
 
         Raises:
             UserError: No model is left, the budget is too small, or an argument can't be.
         """
+        several = isinstance(prompt, Iterable) and not isinstance(prompt, str)
+        prompts: list[Any] = list(prompt) if several else [prompt]
+        if not prompts:
+            raise UserError("The list of prompts can't be empty; give at least one.")
+        given: dict[str, Any] = {"negative_prompt": negative_prompt, "report": report, "plain": plain, "keep": keep}
+        wanted = [
+            Ask(text, seed=each, budget=1, verifier_timeout=verifier_timeout, **given)
+            for text, each in zip(prompts, asks.seeds(seed, several, len(prompts)), strict=True)
+        ]
+        for ask in wanted:
+            ask.check()
+        arguments |= {"progress": progress, "callback": callback}
+        outputs = []
+        for ask in wanted:
+            output = self.search(ask, budget=budget, explain=explain, **arguments)
+            self.learn(output)
+            outputs.append(output)
+        return outputs if several else outputs[0]
+
+    def search(
+        self,
+        ask: Ask,
+        *,
+        budget: int | Budget | None = None,
+        decided: Decision | None = None,
+        explain: Callable[[Decision], None] | None = None,
+        **arguments: Any,
+    ) -> SearchOutput:
+        """Chooses and searches, without learning yet.
+
+        Args:
+            ask: The search, without what is chosen: its budget, searcher and verifier don't matter.
+            budget: The most that it may take.
+            decided: What was decided before; it is run if its model can be had.
+            explain: Called with the decision before its search.
+            **arguments: As of `__call__`.
+
+        Raises:
+            UserError: See `__call__`.
+        """
         for name in CHOSEN:
             if name in arguments:
                 raise UserError(f'model="auto" decides {name} itself; leave it out, or say it in the pool file.')
-        common: dict[str, Any] = {
-            "negative_prompt": negative_prompt,
-            "report": report,
-            "plain": plain,
-            "progress": progress,
-        }
-        common |= {"callback": callback, "keep": keep, "verifier_timeout": verifier_timeout, "seed": seed}
-        common |= arguments
-        if isinstance(prompt, str) or not isinstance(prompt, Iterable):
-            return self._one(prompt, budget, explain, common)
-        return [self._one(text, budget, explain, common) for text in prompt]
-
-    def _one(
-        self,
-        prompt: str,
-        budget: int | Budget | None,
-        explain: Callable[[Decision], None] | None,
-        arguments: dict[str, Any],
-    ) -> SearchOutput:
         told = len(self.notices)
         while True:
-            decision = self.choose(prompt, budget)
-            model = decision.choice.action.model.name
+            decision = decided or self.choose(ask.prompt, budget)
+            model, decided = decision.choice.action.model.name, None
             try:
                 scaler = self._residents.get(self._entries[model])
+                self.last = decision
+                if explain:
+                    explain(decision)
+                output = self._run(scaler, ask, decision, budget, arguments)
                 break
-            except (UserError, RuntimeError, MemoryError, OSError) as error:
-                self.pool.remove_model(model)
+            except UserError as error:
+                if model in self._residents.names:  # it was loaded: something asked for can't be done
+                    raise
                 self._lose(model, error)
-        self.last = decision
-        if explain:
-            explain(decision)
-        output = self._search(scaler, prompt, decision.choice.action, budget, arguments)
+            except (RuntimeError, MemoryError, OSError) as error:
+                if model in self._residents.names and not is_out_of_memory(error):
+                    raise
+                self._residents.drop(model)
+                self._lose(model, error)
         output.events += self.notices[told:]
-        self.last = self._learn(decision, output, arguments["seed"])
         return output
 
-    def _search(
-        self, scaler: Scaler, prompt: str, action: Action, budget: int | Budget | None, arguments: dict[str, Any]
+    def _run(
+        self, scaler: Scaler, ask: Ask, decision: Decision, budget: int | Budget | None, arguments: Mapping[str, Any]
     ) -> SearchOutput:
+        action = decision.choice.action
         entry = self._entries[action.model.name]
         own = {"height": entry.height, "width": entry.width, "guidance_scale": entry.guidance}
         given = {**own, **{name: value for name, value in arguments.items() if value is not None or name not in own}}
@@ -319,48 +396,73 @@ class Auto:
         scaler.price = None if resized else self._prices[entry.name]
         limits = replace(budget, nfe=action.nfe) if isinstance(budget, Budget) else Budget(nfe=action.nfe)
         output: SearchOutput = scaler(
-            prompt,
+            ask.prompt,
+            ask.negative_prompt,
             searcher=action.searcher,
             verifier=self._judging.verifier,
             budget=limits,
             num_inference_steps=entry.steps,
             preview=entry.preview,
+            early_exit=self.file.early_exit,
+            seed=ask.seed,
+            report=ask.report,
+            plain=ask.plain,
+            keep=ask.keep,
+            verifier_timeout=ask.verifier_timeout,
             **given,
         )
         output.settings["verifier"] = self._judging.spec  # by which `rerun` finds it
+        output.settings["auto"] = decision.as_dict()
+        output.decision = decision
         return output
 
     # ----------------------------------------------------------------------------------------------------- learning
 
-    def _learn(self, decision: Decision, output: SearchOutput, seed: int) -> Decision:
-        """Works out what the image is worth, and teaches it to the policy."""
+    def learn(self, output: SearchOutput) -> Decision:
+        """Works out what the image of a `search` is worth, and teaches it to the policy.
+
+        A search that was stopped early, or whose image nobody could judge, says nothing about its action: nothing is
+        learned from it, which becomes an event of the output.
+
+        Returns:
+            The decision with what came of it, which is the output's own from now on.
+        """
+        decision = output.decision
+        assert decision is not None, "an output of search"
         action = decision.choice.action
-        place = self.pool.index(action)
         score = output.scores[output.verifier]
         correct = self._judging.correct(decision.prompt, output)
         quality = self._judging.quality(self.store.memory.scale(score), correct)
         eflops = float(output.ledger.eflops or action.eflops)
-        reference = max(a.eflops for a in self.pool.actions)
-        reward = decision.weight * quality + (1 - decision.weight) * (1 - min(eflops / reference, 1.0))
+        cost = min(eflops / (self.store.memory.reference or eflops), 1.0)
+        reward = decision.weight * quality + (1 - decision.weight) * (1 - cost)
         done = replace(decision, score=score, quality=quality, correct=correct, eflops=eflops, reward=reward)
-        if not (self._learns and output.finished and output.stopped in WHOLE):
-            return done
+        if self._learns:
+            done = replace(done, learned=self._taught(done, output))
+        self.last = output.decision = done
+        return done
+
+    def _taught(self, done: Decision, output: SearchOutput) -> bool:
+        if not output.finished or output.stopped not in WHOLE:
+            why = {"verifier": "the verifier judged none of its images"}.get(output.stopped, "it was stopped early")
+            output.events.append(f"Nothing was learned from this search, since {why}.")
+            return False
+        action = done.choice.action
         row = {
             "time": round(time.time(), 3),
-            **{"prompt": decision.prompt, "category": decision.category, "seed": seed, "pool": self.store.memory.pool},
-            **{"action": action.name, "model": action.model.name, "searcher": action.searcher, "nfe": output.nfe},
-            **{"propensity": decision.choice.propensity, "expected": decision.choice.expected},
-            **{"uncertainty": decision.choice.uncertainty, "weight": decision.weight, "score": score},
-            **{"correct": correct, "eflops": eflops, "reward": reward},
+            **{"prompt": done.prompt, "category": done.category, "seed": output.settings["seed"]},
+            **{"pool": self.store.memory.pool, **done.as_dict(), "model": action.model.name},
+            **{"searcher": action.searcher, "nfe": output.nfe, "score": done.score, "correct": done.correct},
+            **{"eflops": done.eflops, "reward": done.reward},
         }
         try:
-            learned = self.store.teach(self._context(decision.prompt), row, place, quality)
+            learned = self.store.teach(self._context(done.prompt), row, self.pool.index(action), done.quality)
         except UserError as error:
-            output.events.append(f"Nothing was learned from this image: {error}")
-            return done
+            output.events.append(f"Nothing was learned from this search: {error}")
+            return False
         if not learned:
-            output.events.append(f"Nothing was learned from this image, since its score is {score}.")
-        return replace(done, learned=learned)
+            output.events.append(f"Nothing was learned from this search, since its score is {done.score}.")
+        return learned
 
 
 def _size(action: Action) -> tuple[float, int]:

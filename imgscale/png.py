@@ -99,6 +99,16 @@ class Exit(_Strict):
     margins: dict[Literal["fresh", "kin"], LearnedMargins] = {}
 
 
+class Chosen(_Strict):
+    """What `model="auto"` chose, and what it expected; see `imgscale.automatic.Decision`."""
+
+    action: Name
+    expected: float | None
+    uncertainty: float
+    propensity: float
+    quality_weight: float
+
+
 class Record(_Strict):
     """How an image was made: what was asked for, and how it went.
 
@@ -128,6 +138,7 @@ class Record(_Strict):
     verifier_timeout: Annotated[float, Field(gt=0)] | None = None
     early_exit: Exit | None = None
     exits: dict[Name, Count] = {}
+    auto: Chosen | None = None
     max_batch: Annotated[int, Field(ge=1, le=4096)]
     exact: bool = False
     pipeline_arguments: Annotated[dict[Name, Scalar], Field(max_length=100)] = {}
@@ -167,7 +178,7 @@ class Record(_Strict):
         return self.model_dump(exclude=_INCIDENTAL) == other.model_dump(exclude=_INCIDENTAL)
 
 
-_INCIDENTAL = {"imgscale", "ledger", "scores", "versions", "verifiers", "report", "preview_decoder"}
+_INCIDENTAL = {"auto", "imgscale", "ledger", "scores", "versions", "verifiers", "report", "preview_decoder"}
 
 
 def finite(scores: Mapping[str, float]) -> dict[str, float | None]:

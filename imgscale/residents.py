@@ -41,11 +41,20 @@ class Residents:
         if entry.name not in self._loaded:
             while len(self._loaded) >= self._most:
                 self._loaded.popitem(last=False)
-                gc.collect()
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
+                _free()
             dtype = None if entry.dtype is None else getattr(torch, entry.dtype)
             device = entry.device or self._device
             self._loaded[entry.name] = imgscale.load(entry.model, device=device, dtype=dtype, max_batch=entry.max_batch)
         self._loaded.move_to_end(entry.name)
         return self._loaded[entry.name]
+
+    def drop(self, name: str) -> None:
+        """Lets a model leave, if it is here."""
+        if self._loaded.pop(name, None) is not None:
+            _free()
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

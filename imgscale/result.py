@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from imgscale.automatic import Decision
+
 
 @dataclass(frozen=True)
 class TracePoint:
@@ -81,6 +83,7 @@ class SearchOutput:
         events: Notices of what went wrong on the way without ending the search.
         gallery: The candidates behind ``images``, the winner first, with their own scores.
         scored: The steering scores of all finished images, in order.
+        decision: What `model="auto"` chose and what came of it; None for other models.
     """
 
     prompt: str
@@ -99,6 +102,7 @@ class SearchOutput:
     events: list[str]
     gallery: list[Candidate] = field(default_factory=list)
     scored: list[float] = field(default_factory=list)
+    decision: Decision | None = None
 
     @property
     def nfe(self) -> int:

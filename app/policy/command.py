@@ -16,7 +16,6 @@ _JSON = typer.Option(False, "--json", metavar=_FLAG, help="Print JSON for machin
 app = typer.Typer(
     help="What the bandit of --model auto has learned.",
     rich_markup_mode=None,
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

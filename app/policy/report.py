@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from imgscale.bandit.memory import Category, Memory
 
 KINDS = ("statistics", "decisions")
+WIDE = 120  # columns of a table that goes into a file or a pipe
 
 
 def show(file: Path | None, pool: Path | None, *, mode: str | None, top: int, plot: Path | None, as_json: bool) -> int:
@@ -98,10 +99,11 @@ def _print(head: dict[str, Any], found: dict[str, Any], plot: Path | None) -> No
 
     from imgscale.app.cost import short
 
-    console = Console(highlight=False)
+    terminal = Console(highlight=False)
+    console = terminal if terminal.is_terminal else Console(highlight=False, width=WIDE)
     console.print(
-        f"{head['policy']}: {head['kind']}, pool {head['pool']}, {head['actions']} actions, {head['decisions']} decisions"
-        f" learned; preferences where quality weighs {head['quality_weight']:g}\n",
+        f"{head['policy']}: {head['kind']}, pool {head['pool']}, {head['actions']} actions; learned from"
+        f" {head['decisions']} searches. Preferences where quality weighs {head['quality_weight']:g}:\n",
         markup=False,
         soft_wrap=True,
     )
@@ -109,9 +111,9 @@ def _print(head: dict[str, Any], found: dict[str, Any], plot: Path | None) -> No
     table.add_column("prompts of")
     table.add_column("seen", justify="right")
     table.add_column("right", justify="right")
-    table.add_column("prefers")
+    table.add_column("prefers", no_wrap=True)
     for name in ("expected", "runs", "mean", "eFLOPs"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for name, kind in found.items():
         for i, best in enumerate(kind["best"]):
             first = [name, str(kind["prompts"]), _share(kind["correct"])] if i == 0 else ["", "", ""]
@@ -131,32 +133,36 @@ def _share(value: float) -> str:
 def _draw(path: Path, memory: Memory, found: dict[str, Any]) -> None:
     """Left: what is expected of the preferred action, and what it brought. Right: which models were chosen."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     if not found:
         raise UserError("The policy has seen no prompts yet, so there is nothing to draw; leave out --plot.")
-    figure = Figure(figsize=(11, 1.6 + 0.45 * len(found)), layout="constrained")
+    figure = Figure(figsize=(11, 1.5 + 0.5 * len(found)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
     names = list(found)
     for row, name in enumerate(names):
         best = found[name]["best"][0]
         left.errorbar(best["expected"], row, xerr=best["uncertainty"], fmt="o", color="tab:blue", capsize=3)
         if not math.isnan(best["mean"]):
-            left.plot(best["mean"], row, "x", color="tab:orange")
-        left.annotate(best["action"], (0.01, row + 0.32), xycoords=("axes fraction", "data"), fontsize=7, color="0.35")
+            left.plot(best["mean"], row, "x", color="tab:orange", zorder=3)
+        left.annotate(best["action"], (0.01, row + 0.34), xycoords=("axes fraction", "data"), fontsize=7, color="0.35")
     left.plot([], [], "o", color="tab:blue", label="expected ± uncertainty")
     left.plot([], [], "x", color="tab:orange", label="mean of its runs")
     left.set(xlabel="quality of the preferred action", xlim=(-0.05, 1.05), yticks=range(len(names)), yticklabels=names)
     left.set_ylim(len(names) - 0.4, -0.6)
-    left.legend(fontsize=7, loc="lower right")
+    left.grid(True, axis="x", color="0.92")
     models = list(dict.fromkeys(action.model.name for action in memory.actions))
     bottom = [0.0] * len(names)
     for model in models:
         cells = [memory.categories[name].cells for name in names]
         runs = [sum(c.n for key, c in kind.items() if key.startswith(f"{model}, ")) for kind in cells]
-        right.barh(range(len(names)), runs, left=bottom, label=model)
+        right.barh(range(len(names)), runs, left=bottom, label=model, height=0.6)
         bottom = [a + b for a, b in zip(bottom, runs, strict=True)]
-    right.set(xlabel="decisions, by model")
-    right.legend(fontsize=7)
+    right.set(xlabel="searches, by model")
+    right.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (left, right):
+        axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=120)
     _write(path, data.getvalue())
@@ -209,7 +215,9 @@ def export(file: Path | None, pool: Path | None, out: Path, what: str) -> int:
         flat = io.StringIO(newline="")
         writer = csv.DictWriter(flat, list(dict.fromkeys(name for row in rows for name in row)))
         writer.writeheader()
-        writer.writerows({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows)
+        writer.writerows(
+            {k: json.dumps(v) if isinstance(v, list) else v for k, v in _finite(row).items()} for row in rows
+        )
         text = flat.getvalue()
     _write(out, text.encode())
     print(f"Wrote {len(rows)} rows to {out}")

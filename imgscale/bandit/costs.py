@@ -60,8 +60,9 @@ class Known:
 
 def actions(
     pool: PoolFile, entry: Entry, verifier: Verifier, *, device: str | None = None
-) -> tuple[list[Action], Price]:
-    """The actions of one model of a pool, those left out that no policy needs (see `pruned`), and its price.
+) -> tuple[list[Action], Price, list[str]]:
+    """The actions of one model of a pool, those left out that no policy needs (see `pruned`); its price; and a sentence
+    for each searcher that can't be had.
 
     Args:
         pool: The pool.
@@ -88,8 +89,19 @@ def actions(
     found = [(known.searches[f"{searcher}|{nfe}"], searcher, nfe) for searcher, nfe in asked]
     made = [(_action(model, known, searcher, nfe, spent), spent) for spent, searcher, nfe in found if spent]
     if not made:
-        raise UserError(f"None of {entry.name}'s searches can be run; give other searchers or larger budgets.")
-    return pruned(made), known.price
+        raise UserError(
+            f"None of its searches can be had: their budgets can't finish an image, which takes {known.sample_nfe} NFE,"
+            " or they follow gradients, whose cost isn't known beforehand; give others."
+        )
+    there = {action.searcher for action, _ in made}
+    return pruned(made), known.price, [_left_out(entry, name) for name in dict(asked) if name not in there]
+
+
+def _left_out(entry: Entry, searcher: str) -> str:
+    return (
+        f"The searcher {searcher!r} is left out on {entry.name}: its cost isn't known beforehand, or its budgets can't"
+        " finish an image."
+    )
 
 
 def pruned(rehearsed: Sequence[tuple[Action, Spent]]) -> list[Action]:

@@ -97,13 +97,36 @@ def schema(path: Path) -> Schema:
     return stored(path).schema
 
 
-def load(path: Path, pool: Pool, verifier: Mapping[str, Any], **options: Any) -> LinUCB:
+def check_verifier(path: Path, kept: Mapping[str, Any], verifier: Mapping[str, Any]) -> None:
+    """Refuses a policy that was rewarded by another verifier.
+
+    Args:
+        path: Its file.
+        kept: The identity in it.
+        verifier: That of the one that will judge.
+
+    Raises:
+        UserError: They differ.
+    """
+    if _canonical(kept) != _canonical(verifier):
+        old, new = (identity.get("name", identity) for identity in (kept, verifier))
+        which = f"{old!r}, not by {new!r}" if old != new else f"{old!r} with other weights or settings"
+        raise UserError(
+            f"The policy in {path} was rewarded by {which}; take that verifier, or begin a new policy"
+            " (imgscale policy reset moves this one aside)."
+        )
+
+
+def load(
+    path: Path, pool: Pool, verifier: Mapping[str, Any], *, kind: type[LinUCB] | None = None, **options: Any
+) -> LinUCB:
     """The policy in a file, to go on with.
 
     Args:
         path: The file.
         pool: The actions, in the file's schema; they needn't be those it was learned on.
         verifier: The identity of the verifier that will judge.
+        kind: LinUCB or Thompson, which learn the same; the file's for None.
         options: Of `Policy`, such as mode; they replace the file's.
 
     Raises:
@@ -115,13 +138,10 @@ def load(path: Path, pool: Pool, verifier: Mapping[str, Any], **options: Any) ->
             f"The policy in {path} was learned with other features; build the pool with its schema"
             " (persistence.schema), or begin a new policy."
         )
-    if _canonical(head["verifier"]) != _canonical(verifier):
-        old, new = (identity.get("name", identity) for identity in (head["verifier"], verifier))
-        which = f"{old!r}, not by {new!r}" if old != new else f"{old!r} with other weights or settings"
-        raise UserError(f"The policy in {path} was rewarded by {which}; take that verifier, or begin a new policy.")
+    check_verifier(path, head["verifier"], verifier)
     try:
         kept = {name: head[name] for name in ("alpha", "ridge", "discount", "epsilon", "joint")}
-        policy = _KINDS[head["kind"]](pool, **{**kept, **options})
+        policy = (kind or _KINDS[head["kind"]])(pool, **{**kept, **options})
         _restore(policy, head, arrays)
     except (*_DAMAGE, np.linalg.LinAlgError) as error:
         raise UserError(_damaged(path, error)) from error
@@ -173,4 +193,7 @@ def _canonical(identity: Mapping[str, Any]) -> str:
 
 
 def _damaged(path: Path, why: object) -> str:
-    return f"The policy file {path} is damaged or isn't one ({why}); delete it, or restore it from a copy."
+    return (
+        f"The policy file {path} is damaged or isn't one ({why}); restore it from a copy, or move it aside (imgscale"
+        " policy reset)."
+    )

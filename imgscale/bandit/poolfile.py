@@ -85,11 +85,12 @@ class Settings(_Strict):
     Args:
         kind: "linucb" or "thompson": those that can be saved.
         mode: "cost", "balanced", "quality", or the weight of quality, in [0, 1].
-        alpha: Optimism; the kind's default for None.
+        alpha: Optimism, as for `LinUCB`; for "thompson" the spread of the draws.
         epsilon: Share of even draws, which makes the log of decisions usable for other policies.
         discount: What an observation counts after the next one; 1 never forgets.
-        ridge: lambda.
-        trust: Observations that the models' priors count for, all together; 0 begins without them.
+        ridge: lambda: how strongly expectations are held together before there is evidence. A policy keeps that it
+            began with.
+        trust: Observations that the models' priors count for, all together; 0 begins without them. For new policies.
         dense: Whether the verifier's score is learned from where there is a check, too, or the check alone.
         correct: Weight of the check's verdict in the quality.
         score: Weight of the verifier's score in it.
@@ -99,11 +100,11 @@ class Settings(_Strict):
 
     kind: Literal["linucb", "thompson"] = "linucb"
     mode: Literal["cost", "balanced", "quality"] | Share = "balanced"
-    alpha: Annotated[float, Field(ge=0)] | None = None
+    alpha: Annotated[float, Field(ge=0)] = 0.2
     epsilon: Share = 0.05
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    ridge: Annotated[float, Field(gt=0)] = 1.0
-    trust: Annotated[float, Field(ge=0)] = 4.0
+    ridge: Annotated[float, Field(gt=0)] = 30.0
+    trust: Annotated[float, Field(ge=0)] = 100.0
     dense: bool = True
     correct: Annotated[float, Field(ge=0)] = 0.5
     score: Annotated[float, Field(gt=0)] = 0.5
@@ -120,6 +121,8 @@ class PoolFile(_Strict):
             images of one search.
         check: What says whether an image is right: "auto" (the shapes oracle, for bundled models and prompts that it
             can read), "none", or a verifier and a threshold such as "count>=0" or "vqa>=0.5".
+        early_exit: Of all searches: "off", "calibrated", "paper", or one with options (docs/early-exit.md). Costs are
+            reckoned without it.
         resident: How many models stay loaded; the least recently used leaves.
         searchers: Whose searches may be chosen, on each model that doesn't say otherwise.
         samples: Budgets in ordinary samples' worth of model evaluations.
@@ -129,6 +132,7 @@ class PoolFile(_Strict):
     models: list[Entry]
     verifier: Name = "clip"
     check: Name = "auto"
+    early_exit: Name = "off"
     resident: Annotated[int, Field(ge=1, le=1000)] = 2
     searchers: Searchers = ["best-of-n", "rbf"]
     samples: Counts = [1, 2, 4, 8, 16]
@@ -140,7 +144,7 @@ class PoolFile(_Strict):
         Raises:
             UserError: Names that don't exist, an empty pool, two models of one name, or a check that can't be.
         """
-        from imgscale import registry
+        from imgscale import early_exit, registry
 
         if not self.models:
             raise UserError(f"The pool {name} is empty; list at least one model under [[models]].")
@@ -162,6 +166,7 @@ class PoolFile(_Strict):
             )
         registry.judges(self.verifier)
         threshold(self.check)
+        early_exit.chosen(self.early_exit)
         return self
 
 

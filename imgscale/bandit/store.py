@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,11 @@ def default_path(pool: str | Path | None = None) -> Path:
     return home / f"{place.stem}-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}{ENDING}"
 
 
+def path_of_given(pool: str) -> Path:
+    """The same for a pool that isn't a file, from its text."""
+    return default_path().with_name(f"given-{hashlib.sha256(pool.encode()).hexdigest()[:8]}{ENDING}")
+
+
 def log_of(path: Path) -> Path:
     """The log of decisions beside a policy."""
     return path.with_name(path.name + ".jsonl")
@@ -43,27 +48,37 @@ class Store:
 
     Args:
         path: The file; it needn't be there yet.
-        fresh: A policy that has learned nothing: what the file begins with. Its pool, mode and seed are kept.
+        fresh: Makes a policy that has learned nothing: what the file begins with. Its pool and options are kept.
         verifier: The identity of the verifier that judges.
         memory: What goes with a fresh policy.
         log: Whether decisions are logged.
+        writes: Whether it will be taught; else the file may be one that can only be read.
 
     Raises:
         UserError: The file is damaged, of other features or another verifier, or its folder can't be written.
     """
 
     def __init__(
-        self, path: Path, fresh: LinUCB, verifier: Mapping[str, Any], memory: Memory, *, log: bool = True
+        self,
+        path: Path,
+        fresh: Callable[[], LinUCB],
+        verifier: Mapping[str, Any],
+        memory: Memory,
+        *,
+        log: bool = True,
+        writes: bool = True,
     ) -> None:
-        self.path, self.policy, self.memory = path, fresh, memory
+        self.path, self.policy, self.memory = path, fresh(), memory
+        self._fresh, self._blank = fresh, memory.to_dict()
         self._verifier, self._log = dict(verifier), log
         self._stamp: tuple[int, ...] | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"The policy {path} can't be kept there ({error.strerror}); choose another file."
-            ) from error
+        if writes:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(_unkept(path, error)) from error
+            with locked(path):
+                pass  # said now rather than after a search
         self._refresh()
 
     def teach(self, context: Context, decision: Mapping[str, Any], place: int, quality: float) -> bool:
@@ -96,18 +111,23 @@ class Store:
         return learned
 
     def _refresh(self) -> None:
-        """Takes over the file, if it isn't the one that was read or written last."""
+        """Takes over the file, if it isn't the one that was read or written last; begins anew where it was reset."""
         stamp = _stamp(self.path)
-        if stamp is None or stamp == self._stamp:
+        if stamp == self._stamp:
             return
-        pool, weight = self.policy.pool, self.policy.weight
-        own = {"mode": weight, "alpha": self.policy.alpha, "epsilon": self.policy.epsilon}
-        policy = persistence.load(self.path, pool, self._verifier, **own)
-        found = Memory.from_dict(persistence.stored(self.path).extra)
-        found.actions, found.pool = found.actions or self.memory.actions, self.memory.pool
-        found.reference = self.memory.reference
-        policy.rng = self.policy.rng  # two processes that draw alike would explore alike
-        self.policy, self.memory, self._stamp = policy, found, stamp
+        before = self.policy
+        if stamp is None:
+            self.policy, self.memory = self._fresh(), Memory.from_dict(self._blank)
+        else:
+            options = {"alpha": before.alpha, "epsilon": before.epsilon, "discount": before.model.forget}
+            policy = persistence.load(self.path, before.pool, self._verifier, kind=type(before), **options)
+            found = Memory.from_dict(persistence.stored(self.path).extra)
+            found.actions, found.pool = found.actions or self.memory.actions, self.memory.pool
+            found.reference = self.memory.reference
+            self.policy, self.memory = policy, found
+        self.policy.switch(before.weight)
+        self.policy.rng = before.rng  # two processes that draw alike would explore alike
+        self._stamp = stamp
 
     def _write(self) -> None:
         try:
@@ -138,6 +158,10 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
+def _unkept(path: Path, error: OSError) -> str:
+    return f"The policy {path} can't be kept there ({error.strerror or error}); name another file."
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Keeps other processes out while a policy is changed.
@@ -149,7 +173,7 @@ def locked(path: Path) -> Iterator[None]:
     try:
         file = lock.open("a")
     except OSError as error:
-        raise UserError(f"The policy {path} can't be kept there ({error.strerror}); choose another file.") from error
+        raise UserError(_unkept(path, error)) from error
     with file:
         try:
             import fcntl
@@ -198,11 +222,10 @@ def decisions(path: Path) -> list[dict[str, Any]]:
     file = log_of(path)
     if not file.exists():
         return []
-    lines = file.read_text(encoding="utf-8").split("\n")
-    whole = [line for line in lines[:-1] if line.strip()]
     try:
-        rows = [json.loads(line) for line in whole]
-    except ValueError as error:
+        lines = file.read_text(encoding="utf-8").split("\n")
+        rows = [json.loads(line) for line in lines[:-1] if line.strip()]
+    except (OSError, ValueError) as error:
         raise UserError(f"The log {file} is damaged ({error}); mend it or move it away.") from error
     return rows
 
