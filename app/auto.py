@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,10 +63,7 @@ class AutoJob(Job):
             checks.prompt(self.negative, "negative prompt")
         for field in fields(Job):
             if field.name in DECIDED and getattr(self, field.name) != _default(field):
-                raise UserError(
-                    f"With --model auto the bandit decides {DECIDED[field.name]}, or the pool file says it; leave it"
-                    " out."
-                )
+                raise _decided(DECIDED[field.name])
         if self.mode is not None:
             policy.quality_weight(self.mode)
         poolfile.read(self.pool)
@@ -109,7 +106,18 @@ def _default(field: Any) -> Any:
     return field.default_factory() if callable(field.default_factory) else field.default
 
 
-def asked(job: Job, mode: str | None, policy: Path | None, pool: Path | None, report: Sequence[str]) -> Job:
+def _decided(option: str) -> UserError:
+    return UserError(f"With --model auto the bandit decides {option}, or the pool file says it; leave it out.")
+
+
+def asked(
+    job: Job,
+    mode: str | None,
+    policy: Path | None,
+    pool: Path | None,
+    report: Sequence[str],
+    given: Collection[str] = (),
+) -> Job:
     """The job as it is, or for ``--model auto`` that of the bandit.
 
     Args:
@@ -118,6 +126,7 @@ def asked(job: Job, mode: str | None, policy: Path | None, pool: Path | None, re
         policy: --policy.
         pool: --pool.
         report: --report.
+        given: Which options were written, by the names of their parameters; a default may be written, too.
 
     Raises:
         UserError: Options of the bandit without it, or a mode that is none.
@@ -127,6 +136,9 @@ def asked(job: Job, mode: str | None, policy: Path | None, pool: Path | None, re
             if value is not None:
                 raise UserError(f"{option} is for --model auto; add that, or leave it out.")
         return job
+    for name, option in DECIDED.items():
+        if name in given or option == "--set" and "settings" in given:
+            raise _decided(option)
     values = {field.name: getattr(job, field.name) for field in fields(Job)}
     judges = tuple(report) if report else default_judges(pool, job.prompt)
     named = tuple(name for name in judges if name != "none")

@@ -60,6 +60,7 @@ def _root(version: bool = typer.Option(False, "--version", metavar=_FLAG, help="
     " far."
 )
 def generate(
+    context: typer.Context,
     prompt: str = typer.Argument(..., metavar="PROMPT", help="What the image should show."),
     model: str = typer.Option(
         "shapes-flow", "--model", "-m", metavar="NAME", help="Bundled name, folder, hub id, or auto."
@@ -146,7 +147,8 @@ def generate(
         verifier_timeout=checks.positive(verifier_timeout, "--verifier-timeout"),
         early_exit=early_exit,
     )
-    job = auto.asked(job, mode, policy, pool, report)
+    given = {name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"}
+    job = auto.asked(job, mode, policy, pool, report, given)
 
     def work() -> int:
         from imgscale.app import generate
