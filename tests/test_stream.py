@@ -234,10 +234,10 @@ def test_an_unfinished_answer_is_the_whole_gallery() -> None:
 
 @pytest.mark.parametrize("model", ["shapes-turbo", "shapes-ddpm"])
 def test_an_exact_result_does_not_depend_on_what_shares_its_batches(model: str) -> None:
-    scaler = imgscale.load(model, exact=True, max_batch=8)
-    steps = scaler.settings.steps or 1
+    scaler, few = imgscale.load(model, exact=True, max_batch=8), 4
+    common = {"verifier": "clip", "report": ["shapes"], "budget": few * 4, "num_inference_steps": few}
     asked = [
-        Ask(prompt, searcher=searcher, verifier="clip", report=["shapes"], budget=steps * 4, seed=i, plain=i == 0)
+        Ask(prompt, searcher=searcher, seed=i, plain=i == 0, **common)  # type: ignore[arg-type]
         for i, (prompt, searcher) in enumerate(zip(PROMPTS, ("rbf", "best-of-n", "svdd", "rbf", "smc"), strict=True))
     ]
     alone = [next(iter(scaler.stream([each]))).output for each in asked]
