@@ -226,7 +226,7 @@ def threshold(check: str) -> tuple[str, float] | None:
 
 def _sentence(error: ValidationError, name: str) -> UserError:
     """The first thing that is wrong, where it stands, and what to do."""
-    first = error.errors()[0]
+    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")  # a key may be missing by a slip
     place = [str(part) for part in first["loc"] if not str(part).startswith(("literal[", "constrained", "float"))]
     where = ".".join(place) or "the file"
     if first["type"] == "extra_forbidden":
