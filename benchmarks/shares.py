@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 def main(args: argparse.Namespace) -> None:
     rows = []
     for model in args.models.split(","):
-        banks = _banks(args.table / f"{model}.jsonl")
+        banks = _banks(args.table / f"{model}.jsonl")[args.skip :]
         for steers in ("shapes", "clip"):
             for samples in args.samples:
                 rows.append(_compared(model, banks, steers, samples, args.replays))
@@ -102,6 +102,7 @@ def _line(row: dict[str, Any]) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default="shapes-turbo,shapes-flow,shapes-ddpm", help="with commas between")
     parser.add_argument("--samples", type=int, nargs="+", default=[2, 4, 8, 16], help="samples a prompt, in the mean")
+    parser.add_argument("--skip", type=int, default=0, help="so many prompts at the beginning of the table")
     parser.add_argument("--replays", type=int, default=50, help="of every run")
     parser.add_argument("--table", type=Path, default=HOME / "bandit-table", help="the banks")
     parser.add_argument("--out", type=Path, default=None, help="a file for the rows")
