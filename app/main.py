@@ -147,7 +147,8 @@ def generate(
         verifier_timeout=checks.positive(verifier_timeout, "--verifier-timeout"),
         early_exit=early_exit,
     )
-    given = {name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"}
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     job = auto.asked(job, mode, policy, pool, report, given)
 
     def work() -> int:

@@ -31,6 +31,7 @@ from imgscale.bandit.poolfile import Entry, PoolFile
 from imgscale.bandit.store import Store, default_path, path_of_given
 from imgscale.budget import Budget, Price
 from imgscale.errors import UserError
+from imgscale.outlines import cached
 from imgscale.residents import Residents
 from imgscale.rewards import is_out_of_memory
 from imgscale.verification import VerifierLike
@@ -471,6 +472,8 @@ def _size(action: Action) -> tuple[float, int]:
 
 def _missing(entry: Entry) -> bool:
     try:
-        return models.locate(entry.model) is None
+        if models.locate(entry.model) is None:
+            cached(entry.model)
     except UserError:
         return True
+    return False

@@ -55,6 +55,7 @@ def test_it_explains_its_choice_in_a_line_runs_it_and_learns_at_once(file: Path,
     use(monkeypatch, one(), two())
     made, said = auto(file), []
     output = made(PROMPT, explain=lambda decision: said.append(str(decision)), progress=False)
+    assert output.decision is not None
     action = output.decision.choice.action
     assert output.model == action.model.name and output.decision.learned and output.decision is made.last
     (line,) = said
@@ -104,12 +105,13 @@ def test_several_prompts_are_drawn_one_after_another_with_their_seeds(file: Path
     outputs = made(["a star", PROMPT], seed=[3, 4], progress=False)
     assert [each["seed"] for each in double.asked] == [3, 4] and len(outputs) == 2
     assert made.store.policy.learned == 2
-    for prompts, seed, sentence in (
+    refused: Any = (
         ([], 0, "can't be empty"),
         (["a star", ""], 0, "The prompt can't be ''"),
         (["a star"], [1, 2], "2 seeds for 1 prompts"),
         (3, 0, "The prompt can't be 3"),
-    ):
+    )
+    for prompts, seed, sentence in refused:
         with pytest.raises(UserError, match=sentence):
             made(prompts, seed=seed, progress=False)
     assert len(double.asked) == 2  # refused before anything is drawn
@@ -119,7 +121,8 @@ def test_several_prompts_are_drawn_one_after_another_with_their_seeds(file: Path
 def test_what_it_decides_is_refused(name: str, file: Path, monkeypatch: Any) -> None:
     use(monkeypatch, one())
     with pytest.raises(UserError, match=f'model="auto" decides {name} itself; leave it out'):
-        auto(file, ["small/one"])(PROMPT, **{name: "rbf"})
+        made: Any = auto(file, ["small/one"])
+        made(PROMPT, **{name: "rbf"})
 
 
 def test_load_takes_auto_and_refuses_what_is_not_for_it(file: Path, monkeypatch: Any) -> None:
@@ -457,7 +460,8 @@ def test_a_decision_can_be_recalled(file: Path, monkeypatch: Any) -> None:
     decision = made.recalled(PROMPT, values)
     assert decision is not None and decision.as_dict() == values
     output = made.search(imgscale.Ask(PROMPT), decided=decision)
-    assert output.decision.choice.action == decision.choice.action and made.store.policy.learned == 0
+    assert output.decision is not None and output.decision.choice.action == decision.choice.action
+    assert made.store.policy.learned == 0
     assert made.recalled(PROMPT, {**values, "action": "gone, rbf, 4 NFE"}) is None
 
 

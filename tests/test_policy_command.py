@@ -18,7 +18,7 @@ from tests.auto import PROMPT, Double, auto, use
 PROMPTS = (PROMPT, "a red circle", "three stars", PROMPT)
 
 
-def run(capsys: Any, *arguments: str) -> tuple[int, str, str]:
+def run(capsys: Any, *arguments: object) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as left:
         main.main([str(argument) for argument in arguments])
     out, err = capsys.readouterr()
@@ -157,7 +157,7 @@ def test_generate_explains_and_tells_what_it_learned(file: Path, capsys: Any, mo
     monkeypatch.setattr(imgscale, "auto", bandit)
     monkeypatch.setattr(outputs, "save", lambda output, folder: {"image": folder / "a.png", "trace": folder / "t.png"})
     monkeypatch.setattr(app, "default_judges", lambda pool, prompt: ("shapes",))
-    settings = {"options": {}, "guide": None, "report": [], "budget": {}}
+    settings: dict[str, Any] = {"options": {}, "guide": None, "report": [], "budget": {}}
     _run = made._run
 
     def real(*given: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     pool = poolfile.read(file)
     said = tomllib.loads(FULL)
     assert pool.model_dump(exclude_unset=True) == said  # nothing is dropped, and nothing made up
-    fields = {"models": Entry, "policy": Settings}
+    fields: dict[str, Any] = {"models": Entry, "policy": Settings}
     known = {**{name: set(kind.model_fields) for name, kind in fields.items()}, "actions": set(Search.model_fields)}
     written: dict[str, set[str]] = {
         **{"models": set().union(*said["models"]), "policy": set(said["policy"])},
@@ -165,3 +166,30 @@ def test_searches_that_no_policy_needs_are_left_out() -> None:
     assert [action.name.partition(", ")[2] for action in kept] == [
         *("best-of-n, 4 NFE", "best-of-n, 8 NFE", "rbf, 16 NFE"),
     ]
+
+
+# The page
+
+PAGE = Path(__file__).parents[1] / "docs" / "auto.md"
+
+
+def test_the_pool_files_of_the_page_are_right() -> None:
+    examples = [tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+    bundled, own = [poolfile.of(values) for values in examples]
+    default = poolfile.read()
+    assert (bundled.searchers, bundled.samples, bundled.models) == (
+        *(default.searchers, default.samples, default.models[:2]),
+    )
+    assert [entry.name for entry in own.models] == ["flux-schnell", "sdxl", "flux-dev"]
+
+
+def test_the_page_names_every_key_with_its_default() -> None:
+    tables = re.findall(r"^\| (`[^|]*) \| ([^|]*)\|", PAGE.read_text(), re.MULTILINE)
+    said = {key: default.strip().split(", ") for keys, default in tables for key in re.findall(r"`(\w+)`", keys)}
+    kinds: list[Any] = [PoolFile, Entry, Settings]
+    for kind in kinds:
+        assert set(kind.model_fields) <= {*said, "policy"}
+    for name in ("alpha", "epsilon", "projected"):
+        assert float(said[name][0]) == Settings.model_fields[name].default
+    assert [float(x) for x in said["ridge"]] == [Settings().ridge, Settings().trust]
+    assert [float(x) for x in said["correct"]] == [Settings().correct, Settings().score]
