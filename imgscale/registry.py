@@ -1,11 +1,13 @@
 """Names for searchers, guides and verifiers: one decorator each, collisions refused, options read off the signature.
 
-A name may carry options, in Python or on the command line alike: ``"rbf(restarts=2, path=vp)"``.
+A name may carry options, in Python or on the command line alike: ``"rbf(restarts=2, path=vp)"``. Installed packages add
+theirs by an entry point of the group ``imgscale.plugins`` that names a module (docs/extending.md).
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 import pkgutil
 import re
@@ -16,6 +18,8 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from imgscale.errors import UnknownName, UserError
+
+PLUGINS = "imgscale.plugins"  # the group of entry points
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -62,7 +66,7 @@ class Entry:
 
 
 class Registry:
-    """Entries by name, filled by importing the modules of one package on first use."""
+    """Entries by name, filled on first use by importing the modules of one package, and then all plugins."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -71,7 +75,11 @@ class Registry:
         self._imported = False
 
     def __call__(self, name: str, *, cite: str | tuple[str, ...] = ()) -> Callable[[T], T]:
-        """Decorator that registers its target.
+        """Decorator that registers its target under a name, for Python and the command line alike.
+
+        Args:
+            name: What users write. Keyword-only parameters of the target are its options.
+            cite: BibTeX keys of the papers.
 
         Raises:
             ValueError: The name is taken by another target.
@@ -111,10 +119,40 @@ class Registry:
 
     def _discover(self) -> None:
         if not self._imported:
-            package = importlib.import_module(self._package)
-            for module in pkgutil.iter_modules(package.__path__, self._package + "."):
-                importlib.import_module(module.name)
-            self._imported = True
+            self._imported = True  # a plugin may look at the names that are there
+            try:
+                _import_all(self._package)
+                _import_plugins()
+            except BaseException:
+                self._imported = False
+                raise
+
+
+def _import_all(package: str) -> None:
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        importlib.import_module(module.name)
+
+
+def _import_plugins() -> None:
+    """Imports what installed packages add.
+
+    Raises:
+        UserError: One can't be imported; the message names it.
+    """
+    plugins = importlib.metadata.entry_points(group=PLUGINS)
+    if not plugins:
+        return
+    for package in ("imgscale.searchers", "imgscale.verifiers"):  # first, so that a name taken twice is the plugin's
+        _import_all(package)
+    for plugin in plugins:
+        try:
+            plugin.load()
+        except Exception as error:
+            source = plugin.dist.name if plugin.dist else plugin.value
+            raise UserError(
+                f"The plugin {plugin.name!r} of the package {source!r} can't be imported"
+                f" ({type(error).__name__}: {error}); mend it, or uninstall it."
+            ) from error
 
 
 searcher = Registry("searcher", "imgscale.searchers")

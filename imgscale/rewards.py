@@ -29,9 +29,11 @@ class Verifier(Protocol):
     reads_prompt: bool
     differentiable: bool
 
-    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor: ...
+    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Scores a batch: float32 (n,) on the images' device. It is told all images at once, and may not mix them."""
 
-    def identity(self) -> dict[str, Any]: ...
+    def identity(self) -> dict[str, Any]:
+        """What a record needs to name it, in values that JSON can hold: name, source, hash of the weights, settings."""
 
 
 class Ensemble(Verifier, Protocol):
