@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from imgscale.app.console import Live, complain, only_results_on_stdout, waiting
 from imgscale.app.job import Job, default_report
+from imgscale.budget import Budget
 from imgscale.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,11 +45,13 @@ class AutoJob(Job):
         mode: "cost", "balanced", "quality", or the weight of quality; the pool's for None.
         policy: The file that keeps what is learned; one in the user's data folder for None.
         pool: A pool file; the bundled models for None.
+        written: A hash of what the pool file said, where a run has to know whether it is still the same.
     """
 
     mode: str | float | None = None
     policy: Path | None = None
     pool: Path | None = None
+    written: str | None = None
 
     def check(self) -> None:
         """Refuses what can't be run before a model is loaded.
@@ -58,6 +62,8 @@ class AutoJob(Job):
         from imgscale.app import checks
         from imgscale.bandit import policy, poolfile
 
+        if self.model != "auto":
+            raise UserError(f"The model can't be {self.model!r} in a run with --model auto; leave it to the bandit.")
         checks.prompt(self.prompt)
         if self.negative is not None:
             checks.prompt(self.negative, "negative prompt")
@@ -84,7 +90,6 @@ class AutoJob(Job):
             if isinstance(callback, Live):
                 callback.aim(decision.choice.action.nfe)
 
-        size = {"guidance_scale": self.guidance, "height": self.height, "width": self.width}
         output: SearchOutput = scaler(
             self.prompt,
             self.negative,
@@ -96,10 +101,16 @@ class AutoJob(Job):
             callback=callback,
             explain=explain,
             verifier_timeout=self.verifier_timeout,
-            **{name: value for name, value in size.items() if value is not None},
+            **self.sizes,
             **self.arguments,
         )
         return output
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What is asked for in the place of the pool's, as the pipelines call it."""
+        given = {"guidance_scale": self.guidance, "height": self.height, "width": self.width}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def _default(field: Any) -> Any:
@@ -108,6 +119,17 @@ def _default(field: Any) -> Any:
 
 def _decided(option: str) -> UserError:
     return UserError(f"With --model auto the bandit decides {option}, or the pool file says it; leave it out.")
+
+
+def undecided(names: Collection[str]) -> None:
+    """Refuses settings that aren't the user's to make here, be they the defaults.
+
+    Raises:
+        UserError: One of them is.
+    """
+    for name, option in DECIDED.items():
+        if name in names:
+            raise _decided(option)
 
 
 def asked(
@@ -136,13 +158,29 @@ def asked(
             if value is not None:
                 raise UserError(f"{option} is for --model auto; add that, or leave it out.")
         return job
-    for name, option in DECIDED.items():
-        if name in given or option == "--set" and "settings" in given:
-            raise _decided(option)
+    undecided({"options" if name == "settings" else name for name in given})
     values = {field.name: getattr(job, field.name) for field in fields(Job)}
     judges = tuple(report) if report else default_judges(pool, job.prompt)
     named = tuple(name for name in judges if name != "none")
     return replace(AutoJob(**values), mode=weight(mode), policy=policy, pool=pool, report=named)
+
+
+def batched(mode: str | None, policy: Path | None, pool: Path | None) -> AutoJob:
+    """What the items of a run have in common, before their settings are read.
+
+    Args:
+        mode: --mode.
+        policy: --policy.
+        pool: --pool.
+
+    Raises:
+        UserError: The pool file can't be.
+    """
+    from imgscale.bandit import poolfile
+
+    written = hashlib.sha256(poolfile.read(pool).model_dump_json().encode()).hexdigest()[:16]
+    everything = Budget(nfe=NO_LIMIT)
+    return AutoJob("", model="auto", budget=everything, mode=weight(mode), policy=policy, pool=pool, written=written)
 
 
 def default_judges(pool: Path | PoolFile | None, prompt: str) -> tuple[str, ...]:

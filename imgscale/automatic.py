@@ -345,6 +345,7 @@ class Auto:
         *,
         budget: int | Budget | None = None,
         decided: Decision | None = None,
+        draws: int | None = None,
         explain: Callable[[Decision], None] | None = None,
         **arguments: Any,
     ) -> SearchOutput:
@@ -354,6 +355,7 @@ class Auto:
             ask: The search, without what is chosen: its budget, searcher and verifier don't matter.
             budget: The most that it may take.
             decided: What was decided before; it is run if its model can be had.
+            draws: As of `choose`.
             explain: Called with the decision before its search.
             **arguments: As of `__call__`.
 
@@ -365,7 +367,7 @@ class Auto:
                 raise UserError(f'model="auto" decides {name} itself; leave it out, or say it in the pool file.')
         told = len(self.notices)
         while True:
-            decision = decided or self.choose(ask.prompt, budget)
+            decision = decided or self.choose(ask.prompt, budget, draws=draws)
             model, decided = decision.choice.action.model.name, None
             try:
                 scaler = self._residents.get(self._entries[model])

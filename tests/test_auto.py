@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,12 +16,10 @@ import pytest
 
 import imgscale
 from imgscale import models, png
-from imgscale.bandit import persistence
 from imgscale.bandit.memory import KEPT, Scale, category
 from imgscale.bandit.store import decisions, default_path, log_of, logged, opened, set_aside
 from imgscale.budget import Budget
 from imgscale.errors import UserError
-from tests import auto as doubles
 from tests.auto import PRICE, PROMPT, Double, auto, use
 
 
@@ -57,12 +56,14 @@ def test_it_explains_its_choice_in_a_line_runs_it_and_learns_at_once(file: Path,
     output = made(PROMPT, explain=lambda decision: said.append(str(decision)), progress=False)
     assert output.decision is not None
     action = output.decision.choice.action
-    assert output.model == action.model.name and output.decision.learned and output.decision is made.last
+    assert output.model == action.model.name and output.decision.learned and made.last is output.decision
     (line,) = said
     name, numbers = line.split(": ")
     assert name == f"{output.model}, best-of-n, {action.nfe} NFE"
     assert numbers.startswith("expected quality ") and " ± " in numbers and numbers.endswith(" FLOPs")
-    before, after = output.decision.choice, made.choose(PROMPT)
+    first = made.last
+    assert first is not None
+    before, after = first.choice, made.choose(PROMPT)
     known = next(c for c, _ in made.store.policy.ranking(made._context(PROMPT)) if c.action == action)
     assert known.uncertainty < before.uncertainty and after.choice is not before
     assert made.store.policy.learned == 1 and opened(file)[1].categories["hard"].n == 1
@@ -538,5 +539,59 @@ def test_a_real_search_is_learned_from_and_its_picture_can_be_made_again(tmp_pat
         imgscale.auto(pool=pool, policy=tmp_path / "real.policy", device="cpu")
 
 
-def test_doubles_are_what_the_bandit_takes_for_models() -> None:
-    assert doubles.PRICE.nfe == 10 and persistence.FORMAT == 2
+@pytest.mark.skipif(not BUNDLED, reason="the bundled models aren't trained yet")
+def test_a_batch_that_was_stopped_goes_on_as_it_was_decided_and_learns_once(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    from imgscale.app import main
+    from imgscale.app.batch.store import Store
+    from imgscale.automatic import Auto
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("pool.toml").write_text("searchers = ['best-of-n']\nsamples = [1, 2]\n[[models]]\nname = 'shapes-turbo'\n")
+    rows = [{"prompt": PROMPT}, {"prompt": "a red circle"}, {"prompt": "a dog", "searcher": "rbf"}]
+    Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def batch(*more: str) -> int:
+        words = ["batch", "p.jsonl", "-m", "auto", "--pool", "pool.toml", "--policy", "a.policy", "--out", "run"]
+        with pytest.raises(SystemExit) as left:
+            main.main([*words, "--device", "cpu", "--quiet", *more])
+        return int(left.value.code or 0)
+
+    def decisions() -> dict[int, Any]:
+        with sqlite3.connect("run/run.sqlite") as database:
+            return {item: json.loads(said) for item, said in database.execute("SELECT * FROM decisions")}
+
+    run = Auto._run
+
+    def stopped(self: Auto, scaler: Any, ask: imgscale.Ask, *more: Any) -> Any:
+        if ask.prompt != PROMPT:
+            raise KeyboardInterrupt
+        return run(self, scaler, ask, *more)
+
+    monkeypatch.setattr(Auto, "_run", stopped)
+    assert batch() == 130
+    assert set(decisions()) == {0, 1} and opened(Path("a.policy"))[0].learned == 1
+    monkeypatch.setattr(Auto, "_run", run)
+    other = {4: 8, 8: 4}[int(decisions()[1]["action"].split()[-2])]  # what it wouldn't have chosen
+    with sqlite3.connect("run/run.sqlite") as database:
+        said = {**decisions()[1], "action": f"shapes-turbo, best-of-n, {other} NFE"}
+        database.execute("UPDATE decisions SET decision = ? WHERE item = 1", (json.dumps(said),))
+    before = decisions()
+    assert batch() == 1  # for the row that says how to search
+    assert "row 3 failed: With --model auto the bandit decides --searcher" in capsys.readouterr().err
+    with Store.open(Path("run")) as store:
+        items = list(store.items())
+        assert [item.nfe for item in items][1] == other and decisions() == before
+        assert [item.settings["auto"] for item in items] == [before[0], before[1]]
+        assert [(item.model, item.held_out) for item in items] == [("shapes-turbo", ["shapes"])] * 2
+    assert opened(Path("a.policy"))[0].learned == 2
+    batch()
+    assert opened(Path("a.policy"))[0].learned == 2  # nothing is taught twice
+    for more, sentence in (
+        (["--total-budget", "9"], "--total-budget can't be divided where --model auto"),
+        (["--dry-run"], "--dry-run can't reckon what --model auto will choose"),
+        (["--verifier", "clip"], "the bandit decides --verifier"),
+    ):
+        assert batch(*more) == 2 and sentence in capsys.readouterr().err

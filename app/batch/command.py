@@ -59,6 +59,9 @@ def batch(
     dtype: str | None = typer.Option(None, metavar="NAME", help="float32, bfloat16 or float16."),
     together: str = typer.Option("8", metavar="N", help="Searches that run side by side and share batches."),
     max_batch: str | None = typer.Option(None, metavar="N", help="Images per call of the network; 16."),
+    mode: str | None = typer.Option(None, metavar="MODE", help="Of --model auto: cost, balanced, quality or a weight."),
+    policy: Path | None = typer.Option(None, metavar="FILE", help="Of --model auto: what it has learned."),
+    pool: Path | None = typer.Option(None, metavar="FILE", help="Of --model auto: what it chooses from (TOML)."),
     until: str | None = typer.Option(None, metavar="HH:MM", help="Be ready by then."),
     hours: str | None = typer.Option(None, metavar="H", help="Be ready after so many."),
     kind: str | None = typer.Option(None, "--format", metavar="NAME", help="txt, json, jsonl, csv, tsv; by the name."),
@@ -79,7 +82,8 @@ def batch(
     }
     from imgscale.app.batch.clock import Clock
 
-    wish = _wish(prompts, flags, seed, kind, not no_wildcards, not no_overrides, total_budget, together)
+    chooser = {"mode": mode, "policy": policy, "pool": pool}
+    wish = _wish(prompts, flags, seed, kind, not no_wildcards, not no_overrides, total_budget, together, chooser)
     clock = Clock.of(until, hours)
     if join and fresh:
         raise UserError("--join shares the work of a run and --fresh begins another; leave one of them out.")
@@ -99,13 +103,14 @@ def _wish(
     overrides: bool,
     total: str | None,
     together: str,
+    chooser: dict[str, Any],
 ) -> Wish:
     """What the command line asks for.
 
     Raises:
         UserError: A value that can't be.
     """
-    from imgscale.app import asked, records
+    from imgscale.app import asked, auto, records
     from imgscale.app.batch.plan import Wish
     from imgscale.app.batch.wildcards import seeds
     from imgscale.app.job import Job
@@ -116,7 +121,13 @@ def _wish(
     if kind is not None and f".{kind}" not in records.ENDINGS:
         raise UnknownName("format", kind, [ending[1:] for ending in records.ENDINGS])
     # Every call of the network is filled up to max_batch: small enough to be filled by what runs side by side.
-    base = asked.changed(Job(prompt="", max_batch=16, exact=True), found)
+    base = Job(prompt="", max_batch=16, exact=True)
+    if found.get("model") == "auto":
+        auto.undecided(found)
+        base = auto.batched(**chooser)
+    elif said := [name for name, value in chooser.items() if value is not None]:
+        raise UserError(f"--{said[0]} is for --model auto; add that, or leave it out.")
+    base = asked.changed(base, found)
     return Wish(
         source=source,
         base=base,

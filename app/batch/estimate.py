@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from imgscale.app.auto import AutoJob
 from imgscale.app.console import complain, only_results_on_stdout, print_json, waiting
 from imgscale.errors import UserError
 
@@ -32,6 +33,8 @@ def estimate(wish: Wish, *, as_json: bool = False, quiet: bool = False) -> int:
     """
     from imgscale.app.batch import plan as plans
 
+    if isinstance(wish.base, AutoJob):
+        raise UserError("--dry-run can't reckon what --model auto will choose; see imgscale cost for each model.")
     plan = plans.plan(wish)
     failures = [f"row {bad.number}: {bad.reason}" for bad in plan.bad]
     failures += [f"row {task.prompt.row}: {task.error}" for task in plan.tasks if task.error]

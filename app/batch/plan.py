@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from imgscale.app import asked, checks, records
+from imgscale.app.auto import AutoJob, default_judges, undecided
 from imgscale.app.batch import wildcards
 from imgscale.app.batch.store import Prompt
 from imgscale.app.job import Job, parse_shapes
@@ -173,6 +174,8 @@ class _Maker:
         self._copies: dict[str, int] = {}
         self._known: dict[str, tuple[str, bool]] = {}
         self._bundled = set(bundled())
+        if isinstance(wish.base, AutoJob) and default_judges(wish.base.pool, SAMPLE):
+            self._bundled.add(wish.base.model)
 
     def prompts(self, row: records.Row, number: int) -> list[tuple[Prompt, Sequence[int], dict[str, Any]]]:
         """The prompts of a row, with their seeds and settings.
@@ -185,6 +188,8 @@ class _Maker:
         if self._wish.overrides:
             said = {name: value for name in OVERRIDES if (value := _override(columns, name)) is not None}
             settings = asked.read(said, lambda name: f"The {name} in its row")
+            if isinstance(self._wish.base, AutoJob):
+                undecided(settings)
             given = records.take(columns, ("seed", "seeds"))
             if given not in (None, ""):
                 seeds = wildcards.seeds(given, "The seed in its row")
@@ -251,6 +256,8 @@ def _unjudged(prompt: str) -> str:
 
 def _undivided(job: Job, keep: int | None) -> str:
     """Why a search can't have part in a total budget, which makes it in several rounds, or ""."""
+    if isinstance(job, AutoJob):
+        return "--total-budget can't be divided where --model auto chooses what each search takes; give --budget."
     if keep != 1:
         return "--total-budget keeps the best image of each search and no others; leave out --keep, or give --budget."
     if len(members(job.verifier)) > 1 or parse(job.verifier)[0] == "ensemble":
@@ -266,6 +273,7 @@ def _asks(job: Job) -> dict[str, Any]:
     values = asdict(job)
     for name in ("prompt", "seed", "report", "journal"):
         del values[name]
+    values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     return values | {"options": {name: str(value) for name, value in job.options.items()}}
 
 

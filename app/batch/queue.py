@@ -82,6 +82,7 @@ class Queue:
                     f"{str(self.folder)!r} holds another run ({what}); choose another --out, or add --fresh to begin"
                     " anew, which moves it aside."
                 )
+            do("CREATE TABLE IF NOT EXISTS decisions (item INTEGER PRIMARY KEY, decision TEXT NOT NULL)")
             self.before = {n: v for n, v in json.loads(before).items() if versions.get(n) != v}
             if not self.others:  # what couldn't be done before may be possible now
                 do("UPDATE items SET state = ?, worker = NULL WHERE state NOT IN (?, ?)", (WAITING, WAITING, DONE))
@@ -192,6 +193,16 @@ class Queue:
             "SELECT file, seed, scores FROM images WHERE item = ? ORDER BY rank", (item,)
         ).fetchall()
         return Result(values, [(file, seed, json.loads(scores)) for file, seed, scores in images])
+
+    def decided(self, item: int) -> dict[str, Any] | None:
+        """What model="auto" chose for an item, here or before a run was stopped; None if nothing yet."""
+        found = self._database.execute("SELECT decision FROM decisions WHERE item = ?", (item,)).fetchone()
+        return None if found is None else dict(json.loads(found[0]))
+
+    def decide(self, item: int, decision: Mapping[str, Any]) -> None:
+        """Takes down what was chosen, before it is run."""
+        with self._transaction() as do:
+            do("INSERT OR REPLACE INTO decisions VALUES (?, ?)", (item, _json(dict(decision))))
 
     def release(self, number: int) -> None:
         """Gives an item back."""

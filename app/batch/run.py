@@ -9,9 +9,9 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from imgscale.app.batch import rounds
+from imgscale.app.batch import choosing, rounds
 from imgscale.app.batch.clock import Clock
 from imgscale.app.batch.keep import keep
 from imgscale.app.batch.plan import Plan, Task
@@ -102,6 +102,7 @@ class Run:
         self._together, self._total, self._quiet = together, total, quiet
         self._scaler: Scaler | None = None
         self._loaded: str | None = None
+        self._spent = 0  # of searches that ran one by one
         self._alike: list[str] = []  # what the last searches broke by
 
     def all(self) -> None:
@@ -209,13 +210,32 @@ class Run:
 
     def _stream(self, asks: _Asks) -> None:
         assert self._scaler is not None
+        if self._model_is_chosen:
+            for _ in asks:
+                place, claimed = next(reversed(asks.running.items()))
+                self._choosing(claimed)
+                del asks.running[place]
+            return
         with only_results_on_stdout():
             for done in self._scaler.stream(asks, together=self._together, callback=self._follow):
                 self._settle(asks.running[done.place], done)
                 del asks.running[done.place]
 
+    @property
+    def _model_is_chosen(self) -> bool:
+        return self._loaded == "auto"
+
+    def _choosing(self, claimed: _Claimed) -> None:
+        """Searches for one item whose model is chosen, and learns from it."""
+        auto: Any = self._scaler
+        with only_results_on_stdout():
+            done = choosing.search(auto, self._queue, claimed.task, claimed.ask, self._follow)
+        self._settle(claimed, done)
+        if done.output is not None:
+            self._spent += done.output.nfe
+
     def _follow(self, progress: Progress) -> None:
-        self._bar.spent(progress.nfe)
+        self._bar.spent(self._spent + progress.nfe)
         if self._interrupt.asked:
             progress.cancel()
         elif self._clock.over():
@@ -248,6 +268,8 @@ class Run:
             self._queue.fail(task, _first(output.events) or "The verifier failed for every image.", result)
         elif self._queue.finish(task, result, CUT if cut else DONE, None if cut else self._ended(turn, task, output)):
             self.finished += not cut
+            if not cut and self._model_is_chosen:
+                choosing.learn(self._scaler, output)  # type: ignore[arg-type]
         self._alike.clear()
         self._clock.took(time.monotonic() - claimed.since)
         self._count()
@@ -267,6 +289,9 @@ class Run:
             return
         assert self._scaler is not None
         try:
+            if self._model_is_chosen:
+                self._choosing(claimed)
+                return
             with only_results_on_stdout():
                 for done in self._scaler.stream([claimed.ask], callback=self._follow):
                     self._settle(claimed, done)

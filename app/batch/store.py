@@ -290,12 +290,13 @@ class Store:
         for row in rows:
             number, id_, prompt, seed, model, state, searcher, verifier, held_out, nfe, seconds, *rest = row
             ledger, trace, settings, stopped, finished, events, plain, plain_scores = rest
+            said = json.loads(settings)
             yield Item(
                 number=number,
                 id=id_,
                 prompt=prompts[prompt],
                 seed=seed,
-                model=model,
+                model=said["model"] if model == "auto" else model,
                 state=state,
                 searcher=searcher,
                 verifier=verifier,
@@ -304,7 +305,7 @@ class Store:
                 seconds=seconds,
                 ledger=json.loads(ledger),
                 trace=json.loads(trace),
-                settings=json.loads(settings),
+                settings=said,
                 stopped=stopped,
                 finished=bool(finished),
                 events=json.loads(events),
