@@ -47,7 +47,7 @@ class Ensemble:
     ) -> None:
         if isinstance(of, str) or len(of) < 2:
             raise UserError(
-                f"An ensemble can't be of {of or None!r}; give two verifiers or more, such as clip+aesthetic."
+                f"An ensemble can't be of {of or 'no verifier'}; give two or more, such as clip+aesthetic."
             )
         self.parts = tuple(of)
         if nested := [part.name for part in self.parts if is_ensemble(part)]:
