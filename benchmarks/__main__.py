@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import bandit, bandit_table, batch, diversity, early_exit, kill, overhead, previews, shares, verifiers
+from benchmarks import (
+    bandit,
+    bandit_live,
+    bandit_table,
+    batch,
+    diversity,
+    early_exit,
+    kill,
+    overhead,
+    previews,
+    shares,
+    verifiers,
+)
+
+MODULES = (
+    bandit,
+    bandit_live,
+    bandit_table,
+    batch,
+    diversity,
+    early_exit,
+    kill,
+    overhead,
+    previews,
+    shares,
+    verifiers,
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    for module in (bandit, bandit_table, batch, diversity, early_exit, kill, overhead, previews, shares, verifiers):
+    for module in MODULES:
         command = commands.add_parser(
             module.__name__.rpartition(".")[2].replace("_", "-"),
             help=(module.__doc__ or "").partition("\n")[0],
