@@ -19,6 +19,7 @@ import typer
 import imgscale
 from imgscale.app import checks
 from imgscale.app.batch import command as batch
+from imgscale.app.bench import bandit_command
 from imgscale.app.bench import command as bench
 from imgscale.app.console import CANCELLED, complain
 from imgscale.app.demo import command as demo
@@ -32,6 +33,7 @@ from imgscale.errors import UnknownName, UserError
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
+    cls=bandit_command.Words,
     help="Better images from unchanged text-to-image models, by searching at inference time.",
     epilog='Try: imgscale generate "two red circles above a blue square"',
     add_completion=False,
@@ -251,6 +253,7 @@ def score(
 
 app.command(help=batch.HELP)(batch.batch)
 app.command(help=bench.HELP)(bench.bench)
+app.command(name=bandit_command.NAME, help=bandit_command.HELP)(bandit_command.bench_bandit)
 app.add_typer(policies.app, name="policy")
 app.command(help=demo.HELP)(demo.demo)
 app.command(help=grid.HELP)(grid.grid)

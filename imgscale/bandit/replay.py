@@ -32,6 +32,7 @@ class Table:
         costs: (p, k) in [0, 1]: what each really cost; policies only know the actions' eFLOPs.
         correct: (p, k, s), whether a held-out judge agreed; None if there is none.
         categories: (p,), for a mix of prompts that drifts; by default all are of one.
+        expected: (p, k), by which regret is reckoned where it is known better than by the mean of s results.
 
     Raises:
         UserError: Shapes that don't fit, rewards or costs that aren't finite, or costs outside [0, 1].
@@ -43,11 +44,13 @@ class Table:
     costs: Floats
     correct: npt.NDArray[np.bool_] | None = None
     categories: tuple[str, ...] = ()
+    expected: Floats | None = None
 
     def __post_init__(self) -> None:
         p, k = len(self.z), len(self.actions)
         fits = self.rewards.ndim == 3 and self.rewards.shape[:2] == (p, k) and self.costs.shape == (p, k)
         fits &= self.correct is None or self.correct.shape == self.rewards.shape
+        fits &= self.expected is None or self.expected.shape == (p, k)
         if not fits or self.rewards.size == 0 or len(self.categories) not in (0, p):
             raise UserError(
                 f"The table's parts don't fit {p} prompts and {k} actions; each pair needs a reward and a cost."
@@ -57,7 +60,8 @@ class Table:
 
     def utility(self, weight: float) -> Floats:
         """(p, k): the mean of w r + (1 - w) (1 - C)."""
-        utility: Floats = weight * self.rewards.mean(2) + (1 - weight) * (1 - self.costs)
+        quality = self.rewards.mean(2) if self.expected is None else self.expected
+        utility: Floats = weight * quality + (1 - weight) * (1 - self.costs)
         return utility
 
     def best_fixed(self, mode: str | float, *, without: str | None = None) -> Action:

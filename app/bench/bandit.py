@@ -1,0 +1,235 @@
+"""Replays of all policies on the bundled models' table: regret with bands, in every mode, scenario and ablation."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from imgscale import files
+from imgscale.app.bench import bandit_table
+from imgscale.bandit import poolfile
+from imgscale.bandit.policy import quality_weight
+from imgscale.bandit.replay import Outcome, Scenario, Table, replay
+from imgscale.errors import UserError
+
+Floats = npt.NDArray[np.float64]
+
+WARM = ("linucb", "thompson", "greedy", "epsilon-greedy", "routing-only", "search-only")  # start like model="auto"
+BASELINES: dict[str, dict[str, Any]] = {
+    name: {}
+    for name in (
+        *("random", "always-large", "fixed", "routing-only", "search-only", "greedy", "epsilon-greedy", "thompson"),
+        *("knn", "mlp", "neuralucb", "vowpalwabbit", "linucb"),
+    )
+}
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "linucb, one-hot actions": {"onehot": True, "trust": 0},
+    "linucb, no products": {"form": "concatenated"},
+    "linucb, joint cost": {"joint": True, "trust": 0},
+    "linucb, no dense feedback": {"dense": False},
+    "linucb, no priors": {"trust": 0},
+}
+ABLATED = ("cost", "balanced", "quality", "mode switched")
+MEASURES = ("regret", "utility", "correct", "cost")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What came of a policy in a scenario: means over steps (of regret: the sum), each with its 95% interval."""
+
+    policy: str
+    scenario: str
+    values: dict[str, tuple[float, float, float]]
+    curve: tuple[list[float], list[float], list[float]]
+
+
+def scenarios(table: Table, steps: int) -> dict[str, Scenario]:
+    """Those that are replayed. The model that comes or goes half way is the one of the highest prior."""
+    moved = max((action.model for action in table.actions), key=lambda model: model.prior).name
+    return {
+        "cost": Scenario("cost", steps, "cost"),
+        "balanced": Scenario("balanced", steps),
+        "quality": Scenario("quality", steps, "quality"),
+        "model added": Scenario("model added", steps, added=(0.5, moved)),
+        "model removed": Scenario("model removed", steps, removed=(0.5, moved)),
+        "mode switched": Scenario("mode switched", steps, "cost", switch=(0.5, "quality")),
+        "drift": Scenario("drift", steps, drift=True),
+    }
+
+
+def play(folder: Path | None, name: str, scenario: str, steps: int, runs: int) -> Line:
+    """Replays one policy in one scenario; for the same arguments the same, in whichever process."""
+    table = _read(folder).table
+    planned = scenarios(table, steps)[scenario]
+    make, schema, seen = _maker(table, name, planned)
+    found: Outcome = replay(seen, make, planned, schema=schema, runs=runs)
+    places = np.unique(np.linspace(0, steps - 1, min(steps, 101)).round().astype(int))
+    middle, low, high = ([round(float(x), 4) for x in band[places]] for band in found.band())
+    return Line(name, scenario, {what: found.mean(what) for what in MEASURES}, (middle, low, high))
+
+
+@lru_cache(maxsize=1)
+def _read(folder: Path | None) -> bandit_table.Read:
+    return bandit_table.read(folder)
+
+
+def _maker(table: Table, name: str, scenario: Scenario) -> tuple[Callable[..., Any], Any, Table]:
+    from imgscale.bandit import Schema, make
+
+    said = poolfile.read().policy
+    options = dict({**BASELINES, **ABLATIONS}[name])
+    kind = name.partition(",")[0]
+    trust = options.pop("trust", said.trust)
+    form, onehot, dense = options.pop("form", "interactions"), options.pop("onehot", False), options.pop("dense", True)
+    schema = None
+    if onehot or form != "interactions":
+        names = tuple(f"z{i}" for i in range(table.z.shape[1]))
+        schema = Schema.of(table.actions, names, form=form, onehot=onehot)
+    if kind in WARM:
+        options["ridge"] = said.ridge
+        if kind in ("linucb", "routing-only", "search-only"):
+            options["alpha"] = said.alpha
+    if kind in ("fixed", "always-large"):
+        options["action"], kind = _fixed(table, scenario, kind), "fixed"
+
+    def new(pool: Any, mode: str | float, run: int) -> Any:
+        made = make(kind, pool, mode=mode, seed=run, **options)
+        if kind in WARM:
+            made.warm(trust)
+        return made
+
+    seen = table if dense or table.correct is None else replace(table, rewards=table.correct.astype(float))
+    return new, schema, seen
+
+
+def _fixed(table: Table, scenario: Scenario, kind: str) -> Any:
+    """The best action in hindsight, over the modes of the whole replay; of the dearest model for "always-large"."""
+    weights = [quality_weight(scenario.mode)] + ([quality_weight(scenario.switch[1])] if scenario.switch else [])
+    mean = np.mean([table.utility(weight).mean(0) for weight in weights], 0)
+    late = scenario.added[1] if scenario.added else None
+    there = [action for action in table.actions if action.model.name != late]
+    large = max(there, key=lambda action: action.steps * action.model.step_eflops).model.name
+    fits = [a.model.name == large if kind == "always-large" else a.model.name != late for a in table.actions]
+    return table.actions[int(np.where(fits, mean, -np.inf).argmax())]
+
+
+def bench(
+    folder: Path | None, out: Path, *, steps: int, runs: int, jobs: int, tell: Callable[[str], None]
+) -> tuple[list[Line], dict[str, Path]]:
+    """Replays all, and writes `results.json`, `results.csv`, `tables.md` and two plots into a folder.
+
+    Raises:
+        UserError: The table can't be read, or has fewer than two models.
+    """
+    read = _read(folder)
+    if len({action.model.name for action in read.table.actions}) < 2:
+        raise UserError("The table has one model only; make rows of a second one, so that one can be added or removed.")
+    for sentence in read.left_out:
+        tell(sentence)
+    names = [n for n in (*BASELINES, *ABLATIONS) if n != "vowpalwabbit" or find_spec("vowpalwabbit")]
+    if "vowpalwabbit" not in names:
+        tell('vowpalwabbit isn\'t installed and is left out; run: pip install "imgscale[bandits]"')
+    asked = [
+        (folder, name, scenario, steps, runs)
+        for name in names
+        for scenario in scenarios(read.table, steps)
+        if name in BASELINES or scenario in ABLATED
+    ]
+    lines = []
+    for line in _all(asked, jobs):
+        lines.append(line)
+        tell(f"{len(lines)} of {len(asked)}: {line.policy}, {line.scenario}: regret {line.values['regret'][0]:.1f}")
+    out.mkdir(parents=True, exist_ok=True)
+    about = _about(read, steps, runs)
+    from imgscale.app.bench import bandit_plots
+
+    paths = {name: out / name for name in ("results.json", "results.csv", "tables.md", "regret.png", "trade.png")}
+    results = [{"policy": x.policy, "scenario": x.scenario, **x.values, "curve": x.curve} for x in lines]
+    files.write(paths["results.json"], (json.dumps({**about, "results": results}) + "\n").encode())
+    files.write(paths["results.csv"], _csv(lines).encode())
+    files.write(paths["tables.md"], markdown(lines, about).encode())
+    files.write(paths["regret.png"], bandit_plots.regrets(lines, steps))
+    files.write(paths["trade.png"], bandit_plots.trade(lines))
+    return lines, paths
+
+
+def _all(asked: list[tuple[Any, ...]], jobs: int) -> Iterator[Line]:
+    if jobs == 1:
+        yield from (play(*each) for each in asked)
+        return
+    with ProcessPoolExecutor(jobs) as workers:
+        yield from workers.map(play, *zip(*asked, strict=True))
+
+
+def _about(read: bandit_table.Read, steps: int, runs: int) -> dict[str, Any]:
+    table = read.table
+    luck = {}
+    for mode in ("cost", "balanced", "quality"):
+        weight = quality_weight(mode)
+        inside, outside = bandit_table.luck(read, weight)
+        best = table.utility(weight)
+        luck[mode] = {"oracle": best.max(1).mean(), "fixed": best.mean(0).max(), "half": inside, "other half": outside}
+    return {
+        **{"prompts": len(table.z), "actions": len(table.actions), "steps": steps, "runs": runs, "luck": luck},
+        "models": sorted({action.model.name for action in table.actions}),
+    }
+
+
+def _csv(lines: list[Line]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["policy", "scenario", *(f"{what}{end}" for what in MEASURES for end in ("", " low", " high"))])
+    for line in lines:
+        writer.writerow([line.policy, line.scenario, *(round(x, 5) for what in MEASURES for x in line.values[what])])
+    return text.getvalue()
+
+
+def markdown(lines: list[Line], about: dict[str, Any]) -> str:
+    """Regret in all scenarios, then reward, accuracy and cost in the three modes, then the oracle's luck."""
+    kinds, policies = (list(dict.fromkeys(getattr(x, f) for x in lines)) for f in ("scenario", "policy"))
+    by = {(line.policy, line.scenario): line.values for line in lines}
+    text = [
+        f"{about['prompts']} prompts, {about['actions']} actions of {', '.join(about['models'])}; {about['runs']}"
+        f" shuffles of {about['steps']} decisions. Mean ± half its 95% interval over shuffles.",
+        "",
+        *_table(
+            ["cumulative regret", *kinds],
+            [[name, *(_cell(by.get((name, kind)), 1) for kind in kinds)] for name in policies],
+        ),
+    ]
+    modes = [kind for kind in kinds if kind in ("cost", "balanced", "quality")]
+    head = [f"{kind}: {what}" for kind in modes for what in ("reward", "right", "cost")]
+    rows = []
+    for name in policies:
+        row = [name]
+        for kind in modes:
+            values = by[name, kind]
+            row += [f"{values['utility'][0]:.3f}", f"{100 * values['correct'][0]:.1f}%", f"{values['cost'][0]:.3f}"]
+        rows.append(row)
+    text += ["", *_table(["policy", *head], rows), ""]
+    columns = ("oracle", "fixed", "half", "other half")
+    named = ["oracle", "best fixed", "chosen by half of the images, on it", "and on the other half"]
+    rows = [[mode, *(f"{luck[column]:.3f}" for column in columns)] for mode, luck in about["luck"].items()]
+    return "\n".join([*text, *_table(["utility", *named], rows)]) + "\n"
+
+
+def _cell(found: dict[str, tuple[float, float, float]] | None, digits: int) -> str:
+    if found is None:
+        return ""
+    middle, low, high = found["regret"]
+    return f"{middle:.{digits}f} ± {(high - low) / 2:.{digits}f}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
