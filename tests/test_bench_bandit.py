@@ -95,7 +95,7 @@ def test_the_command_writes_tables_and_plots(folder: Path, tmp_path: Path) -> No
     assert all(x["regret"][0] >= -1e-9 for x in found)
     for name in ("results.json", "results.csv", "tables.md", "regret.png", "trade.png"):
         assert (out / name).stat().st_size > 500
-    again = bandit.play(folder, "linucb", "cost", 20, 2)
+    again = bandit.play(bandit_table.read(folder).table, "linucb", "cost", 20, 2)
     (first,) = [x for x in found if (x["policy"], x["scenario"]) == ("linucb", "cost")]
     assert first["regret"] == pytest.approx(again.values["regret"])
 

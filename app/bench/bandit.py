@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -68,9 +67,8 @@ def scenarios(table: Table, steps: int) -> dict[str, Scenario]:
     }
 
 
-def play(folder: Path | None, name: str, scenario: str, steps: int, runs: int) -> Line:
+def play(table: Table, name: str, scenario: str, steps: int, runs: int) -> Line:
     """Replays one policy in one scenario; for the same arguments the same, in whichever process."""
-    table = _read(folder).table
     planned = scenarios(table, steps)[scenario]
     make, schema, seen = _maker(table, name, planned)
     found: Outcome = replay(seen, make, planned, schema=schema, runs=runs)
@@ -79,13 +77,8 @@ def play(folder: Path | None, name: str, scenario: str, steps: int, runs: int) -
     return Line(name, scenario, {what: found.mean(what) for what in MEASURES}, (middle, low, high))
 
 
-@lru_cache(maxsize=1)
-def _read(folder: Path | None) -> bandit_table.Read:
-    return bandit_table.read(folder)
-
-
 def _maker(table: Table, name: str, scenario: Scenario) -> tuple[Callable[..., Any], Any, Table]:
-    from imgscale.bandit import Schema, make
+    from imgscale.bandit import LinUCB, Schema, make
 
     said = poolfile.read().policy
     options = dict({**BASELINES, **ABLATIONS}[name])
@@ -105,7 +98,7 @@ def _maker(table: Table, name: str, scenario: Scenario) -> tuple[Callable[..., A
 
     def new(pool: Any, mode: str | float, run: int) -> Any:
         made = make(kind, pool, mode=mode, seed=run, **options)
-        if kind in WARM:
+        if isinstance(made, LinUCB):
             made.warm(trust)
         return made
 
@@ -132,7 +125,7 @@ def bench(
     Raises:
         UserError: The table can't be read, or has fewer than two models.
     """
-    read = _read(folder)
+    read = bandit_table.read(folder)  # once: rows may be added meanwhile
     if len({action.model.name for action in read.table.actions}) < 2:
         raise UserError("The table has one model only; make rows of a second one, so that one can be added or removed.")
     for sentence in read.left_out:
@@ -141,7 +134,7 @@ def bench(
     if "vowpalwabbit" not in names:
         tell('vowpalwabbit isn\'t installed and is left out; run: pip install "imgscale[bandits]"')
     asked = [
-        (folder, name, scenario, steps, runs)
+        (read.table, name, scenario, steps, runs)
         for name in names
         for scenario in scenarios(read.table, steps)
         if name in BASELINES or scenario in ABLATED

@@ -104,14 +104,14 @@ def _read(place: Path) -> Read:
             mean = float(np.mean([np.mean(each) for each in spent]))
             actions.append(_action(model, about, searcher, samples, mean, max(0, round(checks))))
             columns.append(_searched(found, quality, [float(np.mean(each)) for each in spent]))
-    drawn, right, mean, first, second, eflops = (np.stack(part, 1) for part in zip(*columns, strict=True))
+    drawn, right, expected, first, second, spend = (np.stack(part, 1) for part in zip(*columns, strict=True))
     # Of p prompts and k actions. The dearest action's mean costs 1.
     dearest = max(action.eflops for action in actions)
     reader = Prompts(len(next(iter(listed.values()))["embedding"]), said.policy.projected)
     z = np.stack([reader(text, listed[text]["embedding"]) for text in texts])
     kinds = tuple(listed[text]["category"] for text in texts)
-    costs = np.minimum(eflops / dearest, 1.0)
-    table = Table(tuple(actions), z, drawn, costs, right.astype(bool), kinds, mean)
+    costs = np.minimum(spend / dearest, 1.0)
+    table = Table(tuple(actions), z, drawn, costs, right.astype(bool), kinds, expected)
     return Read(table, (first, second), left_out)
 
 
