@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.commands import command
+
+__all__ = ["command"]  # fixtures for all files
+
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 

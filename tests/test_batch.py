@@ -28,7 +28,8 @@ from imgscale.errors import UserError
 from imgscale.models import ModelSettings
 from imgscale.scaler import Scaler
 from tests import zoo
-from tests.test_cli import Bright, Command, Ran, bundled_model, command  # noqa: F401  (a fixture)
+from tests.commands import Bright, Command, Ran
+from tests.test_cli import bundled_model
 
 SETTINGS = ModelSettings(steps=2, guidance_scale=3.0, defaults={"max_sequence_length": 16}, summary="Random weights.")
 BASE = ("--model", "tiny", "--searcher", "best-of-n", "--verifier", "bright", "--budget", "6", "--report", "none")
@@ -72,7 +73,7 @@ def tiny(
 
 
 @pytest.fixture
-def batch(command: Command) -> Batch:  # noqa: F811
+def batch(command: Command) -> Batch:
     """Runs ``imgscale batch`` on some prompts in an empty folder."""
 
     def run(*more: str, texts: tuple[str, ...] = TEXTS, out: str = "run") -> Ran:
@@ -118,7 +119,7 @@ def test_a_run_keeps_images_and_says_what_came_of_them(batch: Batch) -> None:
         assert "seconds" not in record.ledger and first.ledger["seconds"] > 0
 
 
-def test_an_image_is_that_of_generate(batch: Batch, command: Command) -> None:  # noqa: F811
+def test_an_image_is_that_of_generate(batch: Batch, command: Command) -> None:
     from PIL import Image
 
     batch("--seed", "3")
@@ -149,7 +150,7 @@ def test_copies_get_files_of_their_own(batch: Batch) -> None:
     assert {"00000-a-cat-0.png", "00001-a-cat-0.png"} < images().keys()
 
 
-def test_models_are_loaded_once_each(batch: Batch, command: Command, tiny: list[dict[str, Any]]) -> None:  # noqa: F811
+def test_models_are_loaded_once_each(batch: Batch, command: Command, tiny: list[dict[str, Any]]) -> None:
     rows = [{"prompt": text, "model": model} for text in ("a", "b") for model in ("tiny", "other")]
     Path("p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert command("batch", "p.jsonl", *BASE, "--json", "--out", "run").json["done"] == 4
@@ -221,7 +222,7 @@ def test_fresh_moves_the_old_run_aside(batch: Batch) -> None:
     assert "leave one of them out" in batch("--fresh", "--join").sentence
 
 
-def test_without_a_folder_the_run_is_named_by_what_is_asked_for(command: Command) -> None:  # noqa: F811
+def test_without_a_folder_the_run_is_named_by_what_is_asked_for(command: Command) -> None:
     Path("My prompts.txt").write_text("a cat")
     one, two, three = (command("batch", "My prompts.txt", *BASE, "-q", "--seed", s).out for s in ("0", "0", "1"))
     assert one == two != three and re.fullmatch(r"imgscale-runs/my-prompts-[0-9a-f]{8}\n", one)
@@ -305,7 +306,7 @@ def test_an_item_that_was_taken_over_is_not_kept_twice(tmp_path: Path) -> None:
 
 
 def test_what_fails_is_isolated_reported_and_tried_again(
-    command: Command,  # noqa: F811
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = ['{"prompt": "a cat"}', "{", '{"prompt": "b", "budget": 1}', '{"prompt": "c", "searcher": "rfb"}']
@@ -475,7 +476,7 @@ def test_a_total_with_what_cannot_be_divided_is_refused(batch: Batch) -> None:
 # -------------------------------------------------------------------------------------------------------- and the rest
 
 
-def test_an_image_can_be_made_again(batch: Batch, command: Command) -> None:  # noqa: F811
+def test_an_image_can_be_made_again(batch: Batch, command: Command) -> None:
     batch("--together", "5", "--keep", "2")
     ran = command("rerun", "run/images/00002-two-stars-0.png", "--json", "--out", "again")
     assert ran.status == 0 and ran.json["identical"], ran.err

@@ -3,24 +3,21 @@
 import csv
 import json
 import math
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import imgscale
 from imgscale import models, registry
-from imgscale.app import main
 from imgscale.app.bench import groups, page, plots, prompts, report, statistics, tables
 from imgscale.app.bench import rows as store
 from imgscale.app.bench.config import Config
@@ -34,30 +31,12 @@ from imgscale.errors import UserError
 from imgscale.models import ModelSettings
 from imgscale.scaler import Scaler
 from tests import zoo
+from tests.commands import Bright, Command, Ran
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ModelSettings(steps=4, guidance_scale=3.0, defaults={"max_sequence_length": 16})
 PROMPTS = ("a red circle", "two blue stars")
 BENCH = ("bench", "-m", "tiny", "-v", "bright", "-s", "best-of-n", "-s", "best-of-n(n=2)", "-b", "8,12")
-
-
-class Bright:
-    """A verifier that likes light images, and presses Ctrl-C at a call if told so."""
-
-    name = "bright"
-    range = None
-    reads_prompt = False
-    differentiable = True
-    calls, press_at = 0, 0
-
-    def __call__(self, images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
-        Bright.calls += 1
-        if Bright.calls == Bright.press_at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return images.flatten(1).mean(1)
-
-    def identity(self) -> dict[str, Any]:
-        return {"name": self.name}
 
 
 @pytest.fixture(scope="module")
@@ -92,37 +71,10 @@ def loads(
     yield loaded
 
 
-@dataclass
-class Ran:
-    """How a command ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Command = Callable[..., Ran]
-
-
-@pytest.fixture
-def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
-    """Runs ``imgscale …`` in this process, in a folder with `prompts.txt`, a prompt a line."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def prompts_file(command: Command) -> None:
+    """`prompts.txt`, a prompt a line, in the folder of the commands."""
     Path("prompts.txt").write_text("\n".join(PROMPTS))
-    for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
-        monkeypatch.setenv(name, "error")
-
-    def run(*arguments: str) -> Ran:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.main(arguments)
-        return Ran(int(ended.value.code or 0), *capfd.readouterr())
-
-    return run
 
 
 def bench(command: Command, *more: str) -> Ran:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +28,7 @@ from imgscale.result import SearchOutput
 from imgscale.scaler import Scaler
 from imgscale.watch import Progress
 from tests import zoo
+from tests.commands import Bright, Command
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT = "two red circles above a blue square"
@@ -40,63 +40,6 @@ BUNDLED = (
 bundled_model = pytest.mark.skipif(
     not all(path.exists() for path in BUNDLED), reason="the bundled models aren't trained yet"
 )
-
-
-@dataclass
-class Ran:
-    """How a command ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def sentence(self) -> str:
-        """What it refused, which must be one line with the command's name and a full stop."""
-        assert self.status == 2, self.err
-        assert self.out == ""
-        assert self.err.count("\n") == 1
-        assert self.err.startswith("imgscale: ") and self.err.rstrip()[-1] in ".?", self.err
-        return self.err.removeprefix("imgscale: ").rstrip()
-
-
-Command = Callable[..., Ran]
-
-
-@pytest.fixture
-def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
-    """Runs ``imgscale …`` in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
-        monkeypatch.setenv(name, "error")
-
-    def run(*arguments: str) -> Ran:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.main(arguments)
-        return Ran(int(ended.value.code or 0), *capfd.readouterr())
-
-    return run
-
-
-class Bright:
-    """A verifier that likes light images; quick, and of no known range, so that searches spend their budget."""
-
-    name = "bright"
-    range = None
-    reads_prompt = False
-    differentiable = True
-
-    def __call__(self, images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
-        return images.flatten(1).mean(1)
-
-    def identity(self) -> dict[str, Any]:
-        return {"name": self.name}
 
 
 @pytest.fixture(scope="module")
@@ -837,8 +780,9 @@ def test_help_answers_at_once() -> None:
 
 def test_help_names_every_command_and_option(command: Command) -> None:
     overview = command("--help").out
-    commands = ["generate", "rerun", "score", "bench", "profile", "cost", "serve", "list", "doctor", "cite"]
-    assert re.findall(r"^  (\w+)  +\S", overview, re.MULTILINE) == commands
+    commands = ["generate", "rerun", "score", "batch", "bench", "bench bandit", "demo", "grid", "report", "export"]
+    commands += ["profile", "cost", "serve", "list", "doctor", "cite", "policy"]
+    assert re.findall(r"^  (\w+(?: \w+)?)  +\S", overview, re.MULTILINE) == commands
     assert "..." not in overview.partition("Commands:")[2]
     for option in ("--set", "--seconds", "--eflops", "--no-plain", "--quiet", "--negative", "--json", "--dtype"):
         assert option in command("generate", "--help").out

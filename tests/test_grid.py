@@ -1,22 +1,18 @@
 """`imgscale grid`: axes, a search for each cell, models loaded once, failures that stay in their cells, two files."""
 
 import json
-import os
 import re
 import shlex
-import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 import imgscale
 from imgscale import models, png, registry
-from imgscale.app import generate, main
+from imgscale.app import generate
 from imgscale.app.grid import axes, cells, page, picture
 from imgscale.app.grid.axes import Axis
 from imgscale.app.grid.cells import Cell
@@ -30,30 +26,12 @@ from imgscale.models import ModelSettings
 from imgscale.problem import Problem, Verb
 from imgscale.scaler import Scaler
 from tests import zoo
+from tests.commands import Bright, Command
 
 SETTINGS = ModelSettings(steps=4, guidance_scale=3.0, defaults={"max_sequence_length": 16})
 PROMPT = "two red circles"
 EVIL = '<script>alert("x")</script> & "quoted" </script>'
 GRID = ("grid", PROMPT, "-m", "tiny", "-v", "bright", "-s", "best-of-n", "-o", "out")
-
-
-class Bright:
-    """A verifier that likes light images, and presses Ctrl-C at a call if told so."""
-
-    name = "bright"
-    range = None
-    reads_prompt = False
-    differentiable = True
-    calls, press_at = 0, 0
-
-    def __call__(self, images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
-        Bright.calls += 1
-        if Bright.calls == Bright.press_at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return images.flatten(1).mean(1)
-
-    def identity(self) -> dict[str, Any]:
-        return {"name": self.name}
 
 
 def breaks(problem: Problem, rng: Any) -> Verb:
@@ -93,46 +71,6 @@ def loads(
     monkeypatch.setattr(Bright, "calls", 0)
     monkeypatch.setattr(Bright, "press_at", 0)
     yield loaded
-
-
-@dataclass
-class Ran:
-    """How a command ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def sentence(self) -> str:
-        """What it refused, in one line."""
-        assert (self.status, self.out, self.err.count("\n")) == (2, "", 1), self.err
-        assert self.err.startswith("imgscale: ") and self.err.rstrip()[-1] in ".?"
-        return self.err.removeprefix("imgscale: ").rstrip()
-
-
-Command = Callable[..., Ran]
-
-
-@pytest.fixture
-def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
-    """Runs ``imgscale …`` in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
-        monkeypatch.setenv(name, "error")
-
-    def run(*arguments: str) -> Ran:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.main(arguments)
-        return Ran(int(ended.value.code or 0), *capfd.readouterr())
-
-    return run
 
 
 # --------------------------------------------------------------------------------------------------------- axes

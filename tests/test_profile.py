@@ -9,9 +9,8 @@ import pytest
 
 from imgscale import usefulness
 from imgscale.usefulness import Usefulness
-from tests.test_cli import Command, bundled_model, command
-
-__all__ = ["command"]
+from tests.commands import Command
+from tests.test_cli import bundled_model
 
 QUICK = ("--limit", "1", "--starts", "3", "--draws", "2", "--quiet")
 
