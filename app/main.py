@@ -57,7 +57,7 @@ def _root(version: bool = typer.Option(False, "--version", metavar=_FLAG, help="
 
 
 @app.command(
-    help="Search for the image of a prompt that the verifier likes best.\n\nWrites the image with its settings inside,"
+    help="Search for the image that the verifier likes best.\n\nWrites the image with its settings inside,"
     " a plot of the best score against NFE, and the plain image of the same seed beside it. Ctrl-C keeps the best so"
     " far."
 )

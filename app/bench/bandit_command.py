@@ -13,7 +13,7 @@ from imgscale.app.console import complain, only_results_on_stdout, print_json
 
 NAME = "bench bandit"
 HELP = (
-    "Replay the bandit and its baselines on a table of the bundled models.\n\nNo model is run. Writes regret, reward,"
+    "Replay the bandit and its baselines on a table.\n\nNo model is run. Writes regret, reward,"
     " accuracy and cost in all modes, scenarios and ablations, with plots, into a folder (docs/bandit.md)."
 )
 _FLAG = " "
