@@ -116,7 +116,7 @@ def rbf(
             if ahead and problem.ceiling is not None and plan.judged(stage) == plan.judged(plan.stages[-1]):
                 yield from _finish_the_perfect(plan, chains, images, problem.ceiling)
         ends = [way for chain in chains for way in chain.open[: images - len(chain.finished)]]
-        if plan.tail and room(len(chains) + 1) < plan.lean:  # too little for another chain: it finishes the best not taken
+        if plan.tail and room(len(chains) + 1) < plan.lean:  # not enough for another chain: finishes the best not taken
             rest = _ranked(way for chain in chains for way in chain.open[images - len(chain.finished) :])
             ends += rest[: max(0, problem.affordable(plan.tail, at_most=16 * chain_nfe) - len(ends))]
         if ends:
