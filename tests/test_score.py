@@ -94,7 +94,7 @@ def test_pixels_are_those_of_the_file(tmp_path: Path) -> None:
         *[("1", suffix, (0.3, 0.3, 0.3)) for suffix in (".png", ".tif")],
         *[("P", suffix, (1, 0, 0)) for suffix in (".png", ".tif", ".gif")],
         *[("CMYK", suffix, (1, 0, 0)) for suffix in (".tif", ".jpg")],
-        *[("YCbCr", suffix, (1, 0, 0)) for suffix in (".tif", ".jpg")],
+        ("YCbCr", ".jpg", (1, 0, 0)),  # Pillow 12 can't read the TIFF that it writes in this mode
     ],
 )
 def test_every_mode_becomes_rgb(mode: str, suffix: str, expected: tuple[float, ...], tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class Ensemble:
         weights: str | Sequence[float] | None = None,
     ) -> None:
         if isinstance(of, str) or len(of) < 2:
-            raise UserError(f"An ensemble can't be of {of or 'no verifier'}; give two or more, such as clip+aesthetic.")
+            said = of if isinstance(of, str) else " and ".join(part.name for part in of) or "nothing"
+            raise UserError(f"An ensemble can't be of {said}; give two verifiers or more, such as clip+aesthetic.")
         self.parts = tuple(of)
         if nested := [part.name for part in self.parts if is_ensemble(part)]:
             raise UserError(f"The ensemble {nested[0]!r} can't be a member of another; name its members instead.")
