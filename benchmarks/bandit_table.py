@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> None:
 
     wanted = args.models.split(",") if args.models else [name for name in plans() if name in models.bundled()]
     args.out.mkdir(parents=True, exist_ok=True)
-    chosen = lists.spread(lists.load("prompts", limit=args.each))[: args.prompts]
+    chosen = lists.spread(lists.load(args.source, limit=args.each))[: args.prompts]
     makers = {name: Maker(name, args.out) for name in wanted}
     about(args.out, chosen, list(makers.values()))
     began = time.monotonic()
@@ -200,6 +200,7 @@ def _key(row: dict[str, Any]) -> tuple[str, str, int, int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default="", help="some of the bundled ones, with commas between")
+    parser.add_argument("--source", default="prompts", help="the list of prompts")
     parser.add_argument("--prompts", type=int, default=40, help="how many, categories mixed evenly")
     parser.add_argument("--each", type=int, default=9, help="at most so many of a category")
     parser.add_argument("--minutes", type=float, default=0, help="stop after these; no limit for 0")
