@@ -20,7 +20,7 @@ import numpy as np
 
 from imgscale import asks, models
 from imgscale.asks import Ask
-from imgscale.bandit import costs, persistence, poolfile
+from imgscale.bandit import costs, persistence, poolfile, priors
 from imgscale.bandit.actions import Action, Mask, Pool
 from imgscale.bandit.features import Schema
 from imgscale.bandit.judging import WHOLE, Judging
@@ -209,10 +209,9 @@ class Auto:
         """One that has learned nothing."""
         said = self.file.policy
         kind = {"linucb": LinUCB, "thompson": Thompson}[said.kind]
-        options: dict[str, Any] = {"epsilon": said.epsilon, "ridge": said.ridge, "discount": said.discount}
-        made = kind(self.pool, mode=self._weight, alpha=said.alpha, **options)
+        given = {name: getattr(said, name) for name in ("alpha", "epsilon", "ridge", "products", "discount")}
+        made = kind(self.pool, mode=self._weight, prior=priors.expected if said.prior else None, **given)
         made.rng = np.random.default_rng(self._draws)
-        made.warm(said.trust)
         return made
 
     # ---------------------------------------------------------------------------------------------------- choosing

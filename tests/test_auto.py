@@ -376,8 +376,8 @@ def test_priors_warm_a_new_policy(file: Path, monkeypatch: Any) -> None:
     expected = {c.action.name: c.expected for c, _ in made.store.policy.ranking(made._context(PROMPT))}
     assert expected["small/one, best-of-n, 4 NFE"] == pytest.approx(0.2, abs=0.1)
     assert expected["small/two, best-of-n, 4 NFE"] == pytest.approx(0.6, abs=0.1)
-    cold = auto(file, own={"trust": 0.0})
-    assert {c.expected for c, _ in cold.store.policy.ranking(cold._context(PROMPT))} == {0.0}
+    cold = auto(file, own={"prior": False})
+    assert {c.expected for c, _ in cold.store.policy.ranking(cold._context(PROMPT))} == {0.5}
 
 
 def test_a_file_that_cannot_go_on_is_one_sentence(file: Path, monkeypatch: Any) -> None:
@@ -404,27 +404,6 @@ def test_a_corrupt_file_is_one_sentence_and_a_reset_mends_it(file: Path, monkeyp
     file.write_bytes(file.read_bytes()[:1000])  # while it runs
     output = made(PROMPT, progress=False)
     assert not output.decision.learned and "Nothing was learned from this search: The policy file" in output.events[0]
-
-
-def test_a_file_of_the_first_format_goes_on(file: Path, monkeypatch: Any) -> None:
-    use(monkeypatch, one())
-    made = auto(file, ["small/one"])
-    made(PROMPT, progress=False)
-    with np.load(file) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    head = json.loads(arrays["head"].tobytes())
-    del head["extra"]
-    arrays["head"] = np.frombuffer(json.dumps({**head, "format": 1}).encode(), np.uint8)
-    with file.open("wb") as old:
-        np.savez_compressed(old, **arrays)
-    again = auto(file, ["small/one"])
-    assert again.store.policy.learned == 1 and again.store.memory.scale.seen == 0
-    again(PROMPT, progress=False)
-    arrays["head"] = np.frombuffer(json.dumps({**head, "format": 3}).encode(), np.uint8)
-    with file.open("wb") as new:
-        np.savez_compressed(new, **arrays)
-    with pytest.raises(UserError, match="has format 3, and this imgscale reads 2 and older"):
-        auto(file, ["small/one"])
 
 
 def test_a_place_that_cannot_be_written_is_said_before_a_search(tmp_path: Path, monkeypatch: Any) -> None:

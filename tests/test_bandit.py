@@ -33,21 +33,21 @@ def contexts(n: int, seed: int = 0) -> list[Context]:
 
 
 def taught(policy: LinUCB, n: int, seed: int = 0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Teaches n random rewards of random actions; their features (n, dim) and the rewards (n,)."""
-    rng, rows, rewards = np.random.default_rng(seed), [], []
+    """Teaches n random rewards of random actions; their features (n, dim) and what was more than expected (n,)."""
+    rng, rows, surplus = np.random.default_rng(seed), [], []
     for context in contexts(n, seed):
         action, reward = policy.pool.actions[rng.integers(len(policy.pool))], float(rng.random())
         assert policy.learn(context, action, reward)
         rows.append(policy.pool.schema.phi(policy.pool.schema.features(action), context.z))
-        rewards.append(reward)
-    return np.array(rows), np.array(rewards)
+        surplus.append(reward - (policy.prior(action) if policy.prior else 0.5))
+    return np.array(rows), np.array(surplus)
 
 
 # -------------------------------------------------------------------------------------------------------- statistics
 
 
 def test_sherman_and_morrison_agree_with_solving_before_and_after_a_refresh() -> None:
-    rng, ridge = np.random.default_rng(0), Ridge(7, 0.5)
+    rng, ridge = np.random.default_rng(0), Ridge(np.ones(7), 0.5)
     x, y = rng.standard_normal((REFRESH + 30, 7)), rng.standard_normal(REFRESH + 30)
     for n, (phi, value) in enumerate(zip(x, y, strict=True), 1):
         ridge.observe(phi, value)
@@ -60,35 +60,44 @@ def test_sherman_and_morrison_agree_with_solving_before_and_after_a_refresh() ->
 
 def test_forgetting_has_its_closed_form() -> None:
     rng, g, lam = np.random.default_rng(1), 0.9, 0.7
-    ridge, x, y = Ridge(4, lam, g), rng.standard_normal((25, 4)), rng.standard_normal(25)
+    firm = np.array([1.0, 1.0, 3.0, 0.5])
+    ridge, x, y = Ridge(firm, lam, g), rng.standard_normal((25, 4)), rng.standard_normal(25)
     for phi, value in zip(x, y, strict=True):
         ridge.observe(phi, value)
     weights = g ** np.arange(24, -1, -1)
-    gram = lam * np.eye(4) + (weights[:, None] * x).T @ x
+    gram = lam * np.diag(firm) + (weights[:, None] * x).T @ x
     np.testing.assert_allclose(ridge.gram, gram, atol=1e-12)
     np.testing.assert_allclose(ridge.theta, np.linalg.solve(gram, x.T @ (weights * y)), atol=1e-12)
     for _ in range(300):  # nothing new to be seen: back to what was believed at first
         ridge.observe(np.zeros(4), 0.0)
-    np.testing.assert_allclose(ridge.gram, lam * np.eye(4), atol=1e-9)
+    np.testing.assert_allclose(ridge.gram, lam * np.diag(firm), atol=1e-9)
 
 
 def test_many_observations_of_the_same_kind_stay_accurate() -> None:
-    ridge, phi = Ridge(5, 1e-3), np.array([100.0, 100.0, 1e-3, 0.0, 1.0])
+    ridge, phi = Ridge(np.ones(5), 1e-3), np.array([100.0, 100.0, 1e-3, 0.0, 1.0])
     for _ in range(2 * REFRESH - 1):
         ridge.observe(phi, 0.5)
     np.testing.assert_allclose(ridge.inverse @ ridge.gram, np.eye(5), atol=1e-4)
     assert phi @ ridge.theta == pytest.approx(0.5, abs=1e-4)  # A's condition is 2e10
 
 
+def prior(action: Action) -> float:
+    return 0.2 + 0.01 * action.candidates
+
+
 @pytest.mark.parametrize("form", ["interactions", "concatenated"])
 def test_linucb_is_ridge_regression_with_its_bound(form: Any) -> None:
-    policy = LinUCB(pool(form=form), alpha=0.7, ridge=2.0, mode=0.6)
+    """On what differs from what was expected, with the products' coefficients held more firmly."""
+    policy = LinUCB(pool(form=form), alpha=0.7, ridge=2.0, products=3.0, prior=prior, mode=0.6)
     x, y = taught(policy, 60)
-    gram = 2.0 * np.eye(policy.pool.schema.dim) + x.T @ x
+    own = np.arange(policy.pool.schema.dim)  # of phi: the places of 1 and of the action's own features
+    own = own <= policy.pool.schema.action_dim if form == "concatenated" else own % (1 + FEATURES) == 1
+    own[0] = True
+    gram = 2.0 * np.diag(np.where(own, 1.0, 3.0)) + x.T @ x
     theta = np.linalg.solve(gram, x.T @ y)
     (context,) = contexts(1, seed=9)
     phi = np.array([policy.pool.schema.phi(policy.pool.schema.features(a), context.z) for a in policy.pool.actions])
-    mean = phi @ theta
+    mean = np.array([prior(action) for action in policy.pool.actions]) + phi @ theta
     width = 0.7 * np.sqrt((phi * np.linalg.solve(gram, phi.T).T).sum(1))
     best = int((0.6 * (mean + width) + 0.4 * (1 - policy.pool.costs)).argmax())
     choice = policy.choose(context)
@@ -131,7 +140,7 @@ def test_thompson_draws_from_the_posterior() -> None:
     drawn = np.random.default_rng(5).multivariate_normal(
         np.linalg.solve(gram, x.T @ y), 0.25 * np.linalg.inv(gram), size=12800
     )
-    utility = 0.95 * few.schema.phi(few.features, context.z) @ drawn.T + 0.05 * (1 - few.costs[:, None])
+    utility = 0.95 * (0.5 + few.schema.phi(few.features, context.z) @ drawn.T) + 0.05 * (1 - few.costs[:, None])
     expected = np.bincount(utility.argmax(0), minlength=len(few)) / 12800
     assert 0.02 < np.sort(expected)[-2]  # there is something to be wrong about
     np.testing.assert_allclose(votes, expected, atol=4 * np.sqrt(0.5 / 12800))
@@ -158,7 +167,7 @@ def test_a_joint_policy_learns_utility() -> None:
     action = made.actions[-1]
     policy.learn(context, action, 0.8)
     phi = made.schema.phi(made.features[-1], context.z)
-    np.testing.assert_allclose(policy.model.moment, (0.3 * 0.8 + 0.7 * (1 - made.costs[-1])) * phi)
+    np.testing.assert_allclose(policy.model.moment, 0.3 * (0.8 - 0.5) * phi)  # costs are as expected
 
 
 def test_a_new_model_starts_warm_by_its_descriptors() -> None:
@@ -210,6 +219,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "epsilon": (lambda: LinUCB(pool(), epsilon=-1), "epsilon can't be -1"),
     "alpha": (lambda: LinUCB(pool(), alpha=-1), "alpha can't be -1"),
     "ridge": (lambda: LinUCB(pool(), ridge=0), "The ridge can't be 0"),
+    "products": (lambda: LinUCB(pool(), products=0), "The factor of products can't be 0"),
     "discount": (lambda: LinUCB(pool(), discount=0), "The discount can't be 0"),
     "context": (lambda: LinUCB(pool()).choose(Context(np.zeros(3))), "the schema has (8,)"),
     "NaN": (lambda: Context(np.array([0, np.nan]), "a cat"), "'a cat' aren't finite"),
@@ -286,12 +296,12 @@ def test_numbers_are_standardised_over_the_pool() -> None:
 @pytest.mark.parametrize("kind", [LinUCB, Thompson])
 @pytest.mark.parametrize("discount", [1.0, 0.99])
 def test_a_saved_policy_goes_on_as_the_first(kind: type[LinUCB], discount: float, tmp_path: Path) -> None:
-    policy = kind(pool(), epsilon=0.2, alpha=0.4, ridge=1.5, discount=discount, seed=3)
+    policy = kind(pool(), epsilon=0.2, alpha=0.4, ridge=1.5, products=2.0, discount=discount, seed=3)
     taught(policy, 50)
     policy.learn(contexts(1)[0], ONE, float("nan"))
     save(policy, tmp_path / "policy.npz", CLIP)
     again = load(tmp_path / "policy.npz", Pool(actions(), schema_of(tmp_path / "policy.npz")), CLIP)
-    assert type(again) is kind and (again.learned, again.refused) == (50, 1)
+    assert type(again) is kind and (again.learned, again.refused, again.products) == (50, 1, 2.0)
     for context in contexts(40, seed=8):
         one, two = policy.choose(context), again.choose(context)
         assert one == two
@@ -344,6 +354,7 @@ def tampered(path: Path, **changes: Any) -> bytes:
         ("text", "damaged or isn't one"),
         ("pickle", "damaged or isn't one"),
         ("format", "has format 99"),
+        ("old", "has format 2, and this imgscale reads 3; begin a new one"),
         ("hash", "head doesn't fit together"),
         ("NaN", "aren't finite and symmetric"),
         ("indefinite", "not positive definite"),
@@ -368,6 +379,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(case: str, message: str, tmp_
         "text": lambda: b"not a policy\n" * 9,
         "pickle": lambda: tampered(path, b=np.array(["pickled"], dtype=object)),
         "format": lambda: tampered(path, format=99),
+        "old": lambda: tampered(path, format=2),
         "hash": lambda: tampered(path, schema_hash="0" * 64),
         "NaN": lambda: tampered(path, b=np.full(dim, np.nan)),
         "indefinite": lambda: tampered(path, A=-np.eye(dim)),
@@ -402,4 +414,4 @@ def test_a_choice_says_what_it_is() -> None:
     pool_ = Pool([action])
     policy = LinUCB(pool_)
     text = str(policy.choose(Context(np.zeros(len(pool_.schema.prompt)))))
-    assert text == "medium, rbf, 60 NFE: expected quality 0.00 ± 0.42, 4.1 GFLOPs"
+    assert text == "medium, rbf, 60 NFE: expected quality 0.50 ± 0.42, 4.1 GFLOPs"

@@ -154,6 +154,18 @@ def test_learners_find_the_action_that_is_better_for_a_prompt(name: str) -> None
     assert np.mean(right[-200:]) > 0.85
 
 
+@every
+def test_what_is_expected_beforehand_holds_until_something_is_learned(name: str) -> None:
+    """Policies that expect something of actions begin with the prior; an action that joins has its own."""
+    few, unsure = SOME[:-1], name in ("random", "fixed", "oracle", "vowpalwabbit")
+    policy = new(name, few, prior=lambda action: 0.2 + 0.01 * action.candidates, epsilon=0.0)
+    policy.pool.add(SOME[-1])
+    for choice, _ in policy.ranking(context(0)):
+        assert choice.expected == pytest.approx(
+            np.nan if unsure else 0.2 + 0.01 * choice.action.candidates, nan_ok=True
+        )
+
+
 def test_routing_chooses_models_and_search_only_searches() -> None:
     routed = {choice for choice, _ in lived(new("routing-only", epsilon=1.0), 100)}
     assert routed == {a.name for a in SOME if a.candidates == 1}

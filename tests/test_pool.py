@@ -32,7 +32,8 @@ alpha = 0.1
 epsilon = 0
 discount = 0.999
 ridge = 2
-trust = 10
+products = 3
+prior = false
 dense = false
 correct = 1
 score = 0.25
@@ -191,5 +192,5 @@ def test_the_page_names_every_key_with_its_default() -> None:
         assert set(kind.model_fields) <= {*said, "policy"}
     for name in ("alpha", "epsilon", "projected"):
         assert float(said[name][0]) == Settings.model_fields[name].default
-    assert [float(x) for x in said["ridge"]] == [Settings().ridge, Settings().trust]
+    assert [float(x) for x in said["ridge"]] == [Settings().ridge, Settings().products]
     assert [float(x) for x in said["correct"]] == [Settings().correct, Settings().score]

@@ -89,7 +89,7 @@ class Neighbours(Policy):
     def _estimate(self, context: Context) -> tuple[Floats, Floats]:
         n = len(self.pool)
         if not len(self._targets):
-            return np.full(n, 0.5), np.zeros(n)
+            return np.zeros(n), np.zeros(n)
         a = self.pool.features
         between = ((a[:, None] - a[None]) ** 2).sum(-1)  # (actions, actions)
         prompts = ((self._z - context.z) ** 2).sum(1)  # (seen,)

@@ -113,6 +113,11 @@ class Schema:
         return 1 + a + (a * z if self.form == "interactions" else z)
 
     @property
+    def of_prompt(self) -> npt.NDArray[np.bool_]:
+        """(dim,): which of phi depend on the prompt."""
+        return np.asarray(self.phi(np.ones(self.action_dim), np.zeros(len(self.prompt))) == 0)
+
+    @property
     def hash(self) -> str:
         """64 hexadecimal digits, the same for schemas that mean the same."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()

@@ -15,7 +15,6 @@ from imgscale.errors import UserError
 Floats = npt.NDArray[np.float64]
 
 DRAWS = 64  # of the posterior, for the probabilities of one decision
-LEFT = 0.85  # of what a model's samples lack, after each doubling of them: a guess, that the first rewards correct
 
 
 class LinUCB(Policy):
@@ -23,43 +22,40 @@ class LinUCB(Policy):
 
     Chooses the action with the highest w (theta.phi + alpha sqrt(phi' A^-1 phi)) + (1 - w) (1 - C).
 
+    The model is of what differs from the quality that was expected beforehand, so that lambda says how long that holds.
+
     Args:
         pool: See `Policy`, as for the options that aren't listed.
         alpha: Optimism, at least 0; 0 is greedy.
-        ridge: lambda, above 0.
+        ridge: lambda, above 0, of what all prompts have in common.
+        products: How much larger lambda is where features of the prompt matter, above 0: with little evidence, prompts
+            should differ less than actions do.
         discount: What an observation counts after the next one, in (0, 1]: below 1 where prompts or models drift. 0.999
             remembers about a thousand.
 
     Raises:
-        UserError: An alpha below 0; a ridge or a discount that isn't one.
+        UserError: An alpha below 0; a ridge, a factor or a discount that isn't one.
     """
 
     name = "linucb"
 
     def __init__(
-        self, pool: Pool, *, alpha: float = 0.3, ridge: float = 1.0, discount: float = 1.0, **options: Any
+        self,
+        pool: Pool,
+        *,
+        alpha: float = 0.3,
+        ridge: float = 1.0,
+        products: float = 1.0,
+        discount: float = 1.0,
+        **options: Any,
     ) -> None:
         super().__init__(pool, **options)
         if not (np.isfinite(alpha) and alpha >= 0):
             raise UserError(f"alpha can't be {alpha!r}; give a number from 0 on.")
-        self.alpha = alpha
-        self.model = Ridge(pool.schema.dim, ridge, discount)
-
-    def warm(self, trust: float) -> None:
-        """Begins with what is known beforehand: each action's quality is its model's prior, for all prompts alike.
-
-        Search is taken to close a part of the gap: of log2(n) steps each leaves `LEFT` of what was missing.
-
-        Args:
-            trust: How many observations that counts for, all actions together; 0 for nothing.
-        """
-        if trust <= 0:
-            return
-        share = np.sqrt(trust / len(self.pool))
-        nowhere = np.zeros(len(self.pool.schema.prompt))
-        for action, a in zip(self.pool.actions, self.pool.features, strict=True):
-            quality = 1 - (1 - action.model.prior) * LEFT ** np.log2(action.candidates)
-            self.model.observe(share * self.pool.schema.phi(a, nowhere), share * quality)
+        if not (np.isfinite(products) and products > 0):
+            raise UserError(f"The factor of products can't be {products!r}; give a number above 0.")
+        self.alpha, self.products = alpha, products
+        self.model = Ridge(np.where(pool.schema.of_prompt, products, 1.0), ridge, discount)
 
     def _estimate(self, context: Context) -> tuple[Floats, Floats]:
         mean, covariance, designs = self._belief(context)
@@ -93,7 +89,7 @@ class Thompson(LinUCB):
         values, axes = np.linalg.eigh(covariance)
         root = axes * np.sqrt(np.maximum(values, 0.0))
         drawn = mean + self.alpha * self.rng.standard_normal((DRAWS, len(mean))) @ root.T
-        utility = self._utility(drawn @ designs.T)
+        utility = self._utility(self._beforehand() + drawn @ designs.T)
         best = np.where(allowed, utility, -np.inf).argmax(1)
         votes: Floats = np.bincount(best, minlength=len(allowed)) / DRAWS
         return votes

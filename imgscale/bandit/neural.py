@@ -30,7 +30,7 @@ class Network:
         self.inputs, self.hidden = inputs, hidden
         first = rng.standard_normal((hidden, inputs)) * np.sqrt(2 / inputs)
         # All weights in one vector: [W1, b1, w2, b2].
-        self.weights = np.concatenate([first.ravel(), np.zeros(2 * hidden), [0.5]])  # at first every quality is 0.5
+        self.weights = np.concatenate([first.ravel(), np.zeros(2 * hidden + 1)])
         self._m, self._v, self._steps = np.zeros_like(self.weights), np.zeros_like(self.weights), 0
 
     def _parts(self) -> tuple[Floats, Floats, Floats, float]:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from imgscale import files
+from imgscale.bandit import priors
 from imgscale.bandit.actions import Pool
 from imgscale.bandit.features import Schema
 from imgscale.bandit.linear import LinUCB, Thompson
 from imgscale.errors import UserError
 
-FORMAT = 2
-READABLE = (1, 2)  # the first knew no extra
+FORMAT = 3  # the first two learned rewards themselves, not what differs from what was expected
 
 _KINDS: dict[str, type[LinUCB]] = {kind.name: kind for kind in (LinUCB, Thompson)}
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -49,9 +49,11 @@ def save(policy: LinUCB, path: Path, verifier: Mapping[str, Any], extra: Mapping
         "verifier": dict(verifier),
         "alpha": policy.alpha,
         "ridge": policy.model.ridge,
+        "products": policy.products,
         "discount": policy.model.forget,
         "epsilon": policy.epsilon,
         "joint": policy.joint,
+        "prior": policy.prior is not None,
         "learned": policy.learned,
         "refused": policy.refused,
         "rng": policy.rng.bit_generator.state,
@@ -70,7 +72,7 @@ class Stored:
     Args:
         schema: To build the pool with that it goes on in.
         verifier: The identity of the verifier whose scores were the rewards.
-        extra: As given to `save`; empty in files of format 1.
+        extra: As given to `save`.
     """
 
     schema: Schema
@@ -85,7 +87,7 @@ def stored(path: Path) -> Stored:
         UserError: There is no such file, or it isn't what `save` writes.
     """
     head = _read(path)[0]
-    return Stored(Schema.from_dict(head["schema"]), head["verifier"], head.get("extra", {}))
+    return Stored(Schema.from_dict(head["schema"]), head["verifier"], head["extra"])
 
 
 def schema(path: Path) -> Schema:
@@ -127,7 +129,8 @@ def load(
         pool: The actions, in the file's schema; they needn't be those it was learned on.
         verifier: The identity of the verifier that will judge.
         kind: LinUCB or Thompson, which learn the same; the file's for None.
-        options: Of `Policy`, such as mode; they replace the file's.
+        options: Of `Policy`, such as mode; they replace the file's. A prior other than `priors.expected` isn't in the
+            file, and has to be given again.
 
     Raises:
         UserError: There is no such file; it is damaged, of another format, of another schema or another verifier.
@@ -140,7 +143,8 @@ def load(
         )
     check_verifier(path, head["verifier"], verifier)
     try:
-        kept = {name: head[name] for name in ("alpha", "ridge", "discount", "epsilon", "joint")}
+        known = {"prior": priors.expected if head["prior"] else None}
+        kept = known | {name: head[name] for name in ("alpha", "ridge", "products", "discount", "epsilon", "joint")}
         policy = (kind or _KINDS[head["kind"]])(pool, **{**kept, **options})
         _restore(policy, head, arrays)
     except (*_DAMAGE, np.linalg.LinAlgError) as error:
@@ -171,17 +175,18 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             arrays = {name: archive[name] for name in ("head", "A", "b")}
         head = json.loads(arrays.pop("head").tobytes())
         version = head["format"]
-        whole = version not in READABLE or Schema.from_dict(head["schema"]).hash == head["schema hash"]
-        complete = version not in READABLE or (
+        whole = version != FORMAT or Schema.from_dict(head["schema"]).hash == head["schema hash"]
+        complete = version != FORMAT or (
             {"kind", "rng", "learned"} <= head.keys()
             and isinstance(head["verifier"], dict)
-            and isinstance(head.get("extra", {}), dict)
+            and isinstance(head["extra"], dict)
         )
     except _DAMAGE as error:
         raise UserError(_damaged(path, error)) from error
-    if version not in READABLE:
+    if version != FORMAT:
         raise UserError(
-            f"The policy in {path} has format {version!r}, and this imgscale reads {FORMAT} and older; begin a new one."
+            f"The policy in {path} has format {version!r}, and this imgscale reads {FORMAT}; begin a new one (imgscale"
+            " policy reset moves this one aside)."
         )
     if not whole or not complete:
         raise UserError(_damaged(path, "its head doesn't fit together"))

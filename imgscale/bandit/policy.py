@@ -86,6 +86,8 @@ class Policy:
     (`_shares`), and how it learns (`_learn`). The utility of an action with quality q and cost C is
     w q + (1 - w) (1 - C), in a mode with weight w. Quality is learned and the known cost is subtracted, so that another
     mode, or other costs, need no relearning; or else (``joint``, for comparison) the utility itself is learned.
+    What is learned is how rewards differ from what was expected beforehand, so that with little evidence a policy stays
+    near that.
 
     Args:
         pool: The actions; it may change while the policy lives.
@@ -93,6 +95,8 @@ class Policy:
         epsilon: With this probability an allowed action is drawn evenly, in [0, 1]. Off-policy evaluation of policies
             that choose otherwise needs it above 0.
         joint: Whether to learn the utility in the stead of quality.
+        prior: The quality that is expected of an action beforehand, such as `imgscale.bandit.priors.expected`; 0.5 of
+            all for None.
         within: Restricts the policy to some actions, where any of those is allowed (else it is as if not given).
         seed: Of its draws. The same calls with the same seed give the same choices.
 
@@ -109,6 +113,7 @@ class Policy:
         mode: str | float = "balanced",
         epsilon: float = 0.0,
         joint: bool = False,
+        prior: Callable[[Action], float] | None = None,
         within: Callable[[Action], bool] | None = None,
         seed: int = 0,
     ) -> None:
@@ -118,7 +123,9 @@ class Policy:
         self.weight = quality_weight(mode)
         self.epsilon = epsilon
         self.joint = joint
+        self.prior = prior
         self.within = within
+        self._expected: Floats = np.empty(0)
         self.rng = np.random.default_rng(seed)
         self.learned = 0
         self.refused = 0  # rewards that were no numbers
@@ -177,7 +184,7 @@ class Policy:
             return False
         if self.joint:
             reward = self.weight * reward + (1 - self.weight) * (1 - float(self.pool.costs[place]))
-        self._learn(context, place, float(reward))
+        self._learn(context, place, float(reward - self._beforehand()[place]))
         self.learned += 1
         return True
 
@@ -188,9 +195,19 @@ class Policy:
         if self.within is not None:
             inner = allowed & np.array([self.within(action) for action in self.pool.actions])
             allowed = inner if inner.any() else allowed
-        mean, width = self._estimate(context)
+        surplus, width = self._estimate(context)
+        mean = self._beforehand() + surplus
         shares = self._shares(context, allowed, mean + width)
         return (1 - self.epsilon) * shares + self.epsilon * allowed / allowed.sum(), mean, width
+
+    def _beforehand(self) -> Floats:
+        """(actions,): the quality, or utility, that is expected where nothing has been learned."""
+        if len(self._expected) != len(self.pool):  # actions never leave their places
+            actions = self.pool.actions
+            self._expected = np.array([0.5 if self.prior is None else self.prior(action) for action in actions])
+        if self.joint:
+            return self.weight * self._expected + (1 - self.weight) * (1 - self.pool.costs)
+        return self._expected
 
     def _utility(self, value: Floats) -> Floats:
         """Of learned values (…, actions)."""
@@ -200,7 +217,7 @@ class Policy:
         return utility
 
     def _estimate(self, context: Context) -> tuple[Floats, Floats]:
-        """What is expected of each action, and the optimism added to it: two of (actions,)."""
+        """What is expected of each action beyond `_beforehand`, and the optimism added to it: two of (actions,)."""
         return np.full(len(self.pool), np.nan), np.zeros(len(self.pool))
 
     def _shares(self, context: Context, allowed: Mask, value: Floats) -> Floats:
@@ -208,7 +225,10 @@ class Policy:
         return only(int(np.where(allowed, self._utility(value), -np.inf).argmax()), len(allowed))
 
     def _learn(self, context: Context, place: int, target: float) -> None:
-        """Takes in a finite target of the action at a place of the pool; a policy that doesn't learn does nothing."""
+        """Takes in by how much, a finite number, the action at a place of the pool was better than expected beforehand.
+
+        A policy that doesn't learn does nothing.
+        """
 
     def _check(self, context: Context) -> None:
         expected = len(self.pool.schema.prompt)

@@ -88,9 +88,10 @@ class Settings(_Strict):
         alpha: Optimism, as for `LinUCB`; for "thompson" the spread of the draws.
         epsilon: Share of even draws, which makes the log of decisions usable for other policies.
         discount: What an observation counts after the next one; 1 never forgets.
-        ridge: lambda: how strongly expectations are held together before there is evidence. A policy keeps that it
+        ridge: How firmly what is expected beforehand holds against evidence, as for `LinUCB`. A policy keeps that it
             began with.
-        trust: Observations that the models' priors count for, all together; 0 begins without them. For new policies.
+        products: How much more firmly it does where prompts differ, as for `LinUCB`. The same holds.
+        prior: Whether models' priors, and what is known of searches, say what is expected beforehand; else 0.5 is.
         dense: Whether the verifier's score is learned from where there is a check, too, or the check alone.
         correct: Weight of the check's verdict in the quality.
         score: Weight of the verifier's score in it.
@@ -104,7 +105,8 @@ class Settings(_Strict):
     epsilon: Share = 0.05
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
     ridge: Annotated[float, Field(gt=0)] = 30.0
-    trust: Annotated[float, Field(ge=0)] = 100.0
+    products: Annotated[float, Field(gt=0)] = 4.0
+    prior: bool = True
     dense: bool = True
     correct: Annotated[float, Field(ge=0)] = 0.5
     score: Annotated[float, Field(gt=0)] = 0.5

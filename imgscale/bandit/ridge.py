@@ -14,14 +14,14 @@ REFRESH = 500  # observations after which the inverse is computed afresh, so tha
 
 
 class Ridge:
-    """theta = A^-1 b, with A = lambda I + sum_s g^(t-s) phi_s phi_s' and b = sum_s g^(t-s) phi_s y_s.
+    """theta = A^-1 b, with A = lambda D + sum_s g^(t-s) phi_s phi_s' and b = sum_s g^(t-s) phi_s y_s.
 
     Without forgetting (g = 1) the inverse follows A by Sherman and Morrison's rank-one formula, O(d^2), and is computed
-    afresh now and then. With it, A <- g A + (1 - g) lambda I + phi phi' is no rank-one change, and a Cholesky factor is
+    afresh now and then. With it, A <- g A + (1 - g) lambda D + phi phi' is no rank-one change, and a Cholesky factor is
     computed for each observation, O(d^3): milliseconds for hundreds of features, beside a search that takes seconds.
 
     Args:
-        dim: Of phi.
+        weights: The diagonal of D, (dim,), above 0: how firmly each coefficient is held at 0, beside the others.
         ridge: lambda, above 0. Forgetting leads back to it.
         forget: g, in (0, 1]: how much an observation counts after another one.
 
@@ -35,23 +35,24 @@ class Ridge:
         UserError: A ridge or g that isn't one.
     """
 
-    def __init__(self, dim: int, ridge: float = 1.0, forget: float = 1.0) -> None:
+    def __init__(self, weights: Floats, ridge: float = 1.0, forget: float = 1.0) -> None:
         if not (np.isfinite(ridge) and ridge > 0):
             raise UserError(f"The ridge can't be {ridge!r}; give a number above 0.")
         if not 0 < forget <= 1:
             raise UserError(f"The discount can't be {forget!r}; give a number above 0 and up to 1 (never forget).")
         self.ridge, self.forget = ridge, forget
-        self.gram: Floats = ridge * np.eye(dim)
-        self.moment: Floats = np.zeros(dim)
-        self.inverse: Floats = np.eye(dim) / ridge
-        self.theta: Floats = np.zeros(dim)
+        self._least: Floats = ridge * np.asarray(weights, np.float64)
+        self.gram: Floats = np.diag(self._least)
+        self.moment: Floats = np.zeros(len(weights))
+        self.inverse: Floats = np.diag(1 / self._least)
+        self.theta: Floats = np.zeros(len(weights))
         self._since = 0
 
     def observe(self, phi: Floats, y: float) -> None:
         """Takes in one observation: phi (dim,) and its value."""
         if self.forget < 1:
             self.gram *= self.forget
-            self.gram.flat[:: len(phi) + 1] += (1 - self.forget) * self.ridge
+            self.gram.flat[:: len(phi) + 1] += (1 - self.forget) * self._least
             self.moment *= self.forget
         _add_outer(self.gram, phi, 1.0)
         self.moment += y * phi

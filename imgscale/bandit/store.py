@@ -119,7 +119,8 @@ class Store:
         if stamp is None:
             self.policy, self.memory = self._fresh(), Memory.from_dict(self._blank)
         else:
-            options = {"alpha": before.alpha, "epsilon": before.epsilon, "discount": before.model.forget}
+            options = {name: getattr(before, name) for name in ("alpha", "epsilon", "prior")}
+            options["discount"] = before.model.forget
             policy = persistence.load(self.path, before.pool, self._verifier, kind=type(before), **options)
             found = Memory.from_dict(persistence.stored(self.path).extra)
             found.actions, found.pool = found.actions or self.memory.actions, self.memory.pool

@@ -53,6 +53,7 @@ class VowpalWabbit(Policy):
         places = np.flatnonzero(self.pool.alive)
         if place not in places:  # a model that has left since: there is no decision to learn for
             return
+        target += self._beforehand()[place]  # it knows nothing of what was expected
         probability = float(self.probabilities(context)[place])
         self._workspace.learn(self._example(context, places, (place, 1 - target, max(probability, 1e-3))))
 
