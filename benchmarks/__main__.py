@@ -7,6 +7,7 @@ import argparse
 from benchmarks import (
     bandit,
     bandit_live,
+    bandit_settings,
     bandit_table,
     batch,
     diversity,
@@ -21,6 +22,7 @@ from benchmarks import (
 MODULES = (
     bandit,
     bandit_live,
+    bandit_settings,
     bandit_table,
     batch,
     diversity,

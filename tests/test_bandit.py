@@ -90,8 +90,8 @@ def test_linucb_is_ridge_regression_with_its_bound(form: Any) -> None:
     """On what differs from what was expected, with the products' coefficients held more firmly."""
     policy = LinUCB(pool(form=form), alpha=0.7, ridge=2.0, products=3.0, prior=prior, mode=0.6)
     x, y = taught(policy, 60)
-    own = np.arange(policy.pool.schema.dim)  # of phi: the places of 1 and of the action's own features
-    own = own <= policy.pool.schema.action_dim if form == "concatenated" else own % (1 + FEATURES) == 1
+    place = np.arange(policy.pool.schema.dim)  # of phi: which are 1 and the action's own features?
+    own = place <= policy.pool.schema.action_dim if form == "concatenated" else place % (1 + FEATURES) == 1
     own[0] = True
     gram = 2.0 * np.diag(np.where(own, 1.0, 3.0)) + x.T @ x
     theta = np.linalg.solve(gram, x.T @ y)

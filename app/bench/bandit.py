@@ -17,30 +17,39 @@ import numpy.typing as npt
 
 from imgscale import files
 from imgscale.app.bench import bandit_table
-from imgscale.bandit import poolfile
 from imgscale.bandit.policy import quality_weight
 from imgscale.bandit.replay import Outcome, Scenario, Table, replay
 from imgscale.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 
-WARM = ("linucb", "thompson", "greedy", "epsilon-greedy", "routing-only", "search-only")  # start like model="auto"
-BASELINES: dict[str, dict[str, Any]] = {
-    name: {}
-    for name in (
-        *("random", "always-large", "fixed", "routing-only", "search-only", "greedy", "epsilon-greedy", "thompson"),
-        *("knn", "mlp", "neuralucb", "vowpalwabbit", "linucb"),
-    )
+# Chosen on other prompts: python -m benchmarks bandit-settings
+LINEAR = {"ridge": 30.0, "products": 4.0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "random": {},
+    "always-large": {},
+    "fixed": {},
+    "routing-only": {**LINEAR, "alpha": 0.2},
+    "search-only": {**LINEAR, "alpha": 0.2},
+    "greedy": LINEAR,
+    "epsilon-greedy": LINEAR,
+    "thompson": LINEAR,
+    "knn": {},
+    "mlp": {},
+    "neuralucb": {},
+    "vowpalwabbit": {},
+    "linucb": {**LINEAR, "alpha": 0.2},
+    "oracle": {},
 }
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "linucb, one-hot actions": {"onehot": True, "trust": 0},
+CHANGES: dict[str, dict[str, Any]] = {  # of linucb, one a row
+    "linucb, one-hot actions": {"onehot": True},
     "linucb, no products": {"form": "concatenated"},
-    "linucb, joint cost": {"joint": True, "trust": 0},
+    "linucb, joint cost": {"joint": True},
     "linucb, no dense feedback": {"dense": False},
-    "linucb, no priors": {"trust": 0},
+    "linucb, no priors": {"prior": None},
 }
 ABLATED = ("cost", "balanced", "quality", "mode switched")
-MEASURES = ("regret", "utility", "correct", "cost")
+MEASURES = ("regret", "utility", "correct", "cost", "tried")
 
 
 @dataclass(frozen=True)
@@ -78,29 +87,20 @@ def play(table: Table, name: str, scenario: str, steps: int, runs: int) -> Line:
 
 
 def _maker(table: Table, name: str, scenario: Scenario) -> tuple[Callable[..., Any], Any, Table]:
-    from imgscale.bandit import LinUCB, Schema, make
+    from imgscale.bandit import Schema, make, priors
 
-    said = poolfile.read().policy
-    options = dict({**BASELINES, **ABLATIONS}[name])
     kind = name.partition(",")[0]
-    trust = options.pop("trust", said.trust)
+    options = {"prior": priors.expected, **SETTINGS[kind], **CHANGES.get(name, {})}
     form, onehot, dense = options.pop("form", "interactions"), options.pop("onehot", False), options.pop("dense", True)
     schema = None
     if onehot or form != "interactions":
         names = tuple(f"z{i}" for i in range(table.z.shape[1]))
         schema = Schema.of(table.actions, names, form=form, onehot=onehot)
-    if kind in WARM:
-        options["ridge"] = said.ridge
-        if kind in ("linucb", "routing-only", "search-only"):
-            options["alpha"] = said.alpha
     if kind in ("fixed", "always-large"):
         options["action"], kind = _fixed(table, scenario, kind), "fixed"
 
     def new(pool: Any, mode: str | float, run: int) -> Any:
-        made = make(kind, pool, mode=mode, seed=run, **options)
-        if isinstance(made, LinUCB):
-            made.warm(trust)
-        return made
+        return make(kind, pool, mode=mode, seed=run, **options)
 
     seen = table if dense or table.correct is None else replace(table, rewards=table.correct.astype(float))
     return new, schema, seen
@@ -130,14 +130,14 @@ def bench(
         raise UserError("The table has one model only; make rows of a second one, so that one can be added or removed.")
     for sentence in read.left_out:
         tell(sentence)
-    names = [n for n in (*BASELINES, *ABLATIONS) if n != "vowpalwabbit" or find_spec("vowpalwabbit")]
+    names = [n for n in (*SETTINGS, *CHANGES) if n != "vowpalwabbit" or find_spec("vowpalwabbit")]
     if "vowpalwabbit" not in names:
         tell('vowpalwabbit isn\'t installed and is left out; run: pip install "imgscale[bandits]"')
     asked = [
         (read.table, name, scenario, steps, runs)
         for name in names
         for scenario in scenarios(read.table, steps)
-        if name in BASELINES or scenario in ABLATED
+        if name in SETTINGS or scenario in ABLATED
     ]
     lines = []
     for line in _all(asked, jobs):
@@ -189,7 +189,7 @@ def _csv(lines: list[Line]) -> str:
 
 
 def markdown(lines: list[Line], about: dict[str, Any]) -> str:
-    """Regret in all scenarios, then reward, accuracy and cost in the three modes, then the oracle's luck."""
+    """Regret in all scenarios; reward, accuracy, cost and actions tried in the three modes; the oracle's luck."""
     kinds, policies = (list(dict.fromkeys(getattr(x, f) for x in lines)) for f in ("scenario", "policy"))
     by = {(line.policy, line.scenario): line.values for line in lines}
     text = [
@@ -202,13 +202,14 @@ def markdown(lines: list[Line], about: dict[str, Any]) -> str:
         ),
     ]
     modes = [kind for kind in kinds if kind in ("cost", "balanced", "quality")]
-    head = [f"{kind}: {what}" for kind in modes for what in ("reward", "right", "cost")]
+    head = [f"{kind}: {what}" for kind in modes for what in ("reward", "right", "cost", "tried")]
     rows = []
     for name in policies:
         row = [name]
         for kind in modes:
             values = by[name, kind]
             row += [f"{values['utility'][0]:.3f}", f"{100 * values['correct'][0]:.1f}%", f"{values['cost'][0]:.3f}"]
+            row.append(f"{values['tried'][0]:.0f}")
         rows.append(row)
     text += ["", *_table(["policy", *head], rows), ""]
     columns = ("oracle", "fixed", "half", "other half")

@@ -120,7 +120,7 @@ def predictions(pool: Pool, log: Sequence[Logged], *, ridge: float = 1.0, folds:
     phi, made = pool.schema.phi, np.empty((len(log), len(pool)))
     fold = np.arange(len(log)) % folds
     for held in range(min(folds, len(log))):
-        model = Ridge(pool.schema.dim, ridge)
+        model = Ridge(np.ones(pool.schema.dim), ridge)
         rest = [event for event, own in zip(log, fold, strict=True) if own != held]
         seen = np.array([phi(pool.features[pool.index(event.action)], event.context.z) for event in rest])
         model.gram += seen.T @ seen

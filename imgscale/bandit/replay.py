@@ -111,6 +111,7 @@ class Outcome:
         reward: What was drawn.
         cost: In [0, 1].
         correct: By the held-out judge; NaN where there is none.
+        tried: How many different actions had been chosen by then.
         log: The decisions of the last run.
     """
 
@@ -119,6 +120,7 @@ class Outcome:
     reward: Floats
     cost: Floats
     correct: Floats
+    tried: Floats
     log: tuple[Logged, ...]
 
     def band(self, level: float = 0.95) -> tuple[Floats, Floats, Floats]:
@@ -126,9 +128,9 @@ class Outcome:
         return _interval(self.regret.cumsum(1), level)
 
     def mean(self, what: str, level: float = 0.95) -> tuple[float, float, float]:
-        """Mean of a quantity over all steps (of "regret": its sum), with the ends of its interval over runs."""
+        """Mean of a quantity over all steps (of "regret" its sum, of "tried" its end), and its interval over runs."""
         values: Floats = getattr(self, what)
-        runs = values.sum(1) if what == "regret" else values.mean(1)
+        runs = {"regret": values.sum(1), "tried": values[:, -1]}.get(what, values.mean(1))
         middle, low, high = _interval(runs[:, None], level)
         return float(middle[0]), float(low[0]), float(high[0])
 
@@ -163,14 +165,14 @@ def replay(
             )
     played = [_play(table, make, scenario, schema, np.random.default_rng([seed, run]), run) for run in range(runs)]
     columns = [np.array(column) for column in zip(*(records for records, _ in played), strict=True)]
-    utility, regret, reward, cost, correct = columns
-    return Outcome(utility, regret, reward, cost, correct, tuple(played[-1][1]))
+    utility, regret, reward, cost, correct, tried = columns
+    return Outcome(utility, regret, reward, cost, correct, tried, tuple(played[-1][1]))
 
 
 def _play(
     table: Table, make: Factory, scenario: Scenario, schema: Schema | None, rng: np.random.Generator, run: int
 ) -> tuple[Floats, list[Logged]]:
-    """One run: (5, steps) of utility, regret, reward, cost and correctness; and its log."""
+    """One run: (6, steps) of utility, regret, reward, cost, correctness and actions tried; and its log."""
     late = scenario.added[1] if scenario.added else None
     names = tuple(f"z{i}" for i in range(table.z.shape[1]))
     known = [action for action in table.actions if action.model.name != late]
@@ -178,7 +180,8 @@ def _play(
     policy, weight = make(pool, scenario.mode, run), quality_weight(scenario.mode)
     column = {action.name: i for i, action in enumerate(table.actions)}
     order, draws = _order(table, scenario, rng), rng.integers(table.rewards.shape[2], size=scenario.steps)
-    utilities, records, log = table.utility(weight), np.empty((5, scenario.steps)), []
+    utilities, records, log = table.utility(weight), np.empty((6, scenario.steps)), []
+    tried: set[int] = set()
     for step, (row, draw) in enumerate(zip(order, draws, strict=True)):
         if scenario.switch and step == scenario.at(scenario.switch[0]):
             policy.switch(scenario.switch[1])
@@ -192,7 +195,8 @@ def _play(
         policy.learn(context, choice.action, reward)
         utility, best = utilities[row, place], truth[pool.alive].max()
         correct = np.nan if table.correct is None else table.correct[row, place, draw]
-        records[:, step] = utility, best - utility, reward, table.costs[row, place], correct
+        tried.add(place)
+        records[:, step] = utility, best - utility, reward, table.costs[row, place], correct, len(tried)
         log.append(Logged(context, choice.action, choice.propensity, reward))
     return records, log
 

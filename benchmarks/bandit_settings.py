@@ -1,0 +1,69 @@
+"""Settings of the bandit and of what it is compared with, tried on a table of prompts that the comparison doesn't use.
+
+For each policy a grid of its options; the lowest sum of regrets over cost, balanced and quality mode and a switch of
+mode is the choice, the same for all modes. `imgscale bench bandit` has the choices in its code (`SETTINGS`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HOME = Path(__file__).parent / "results" / "bandit-table-tuning"
+SEED = 100  # of the shuffles; those of `imgscale bench bandit` have 0
+SCENARIOS = ("cost", "balanced", "quality", "mode switched")
+LINEAR: dict[str, tuple[float, ...]] = {"ridge": (1, 3, 10, 30, 100), "products": (1, 4, 16)}
+GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
+    "linucb": {**LINEAR, "alpha": (0.02, 0.05, 0.1, 0.2, 0.4)},
+    "thompson": {**LINEAR, "alpha": (0.02, 0.05, 0.1, 0.2)},
+    "greedy": LINEAR,
+    "epsilon-greedy": {**LINEAR, "epsilon": (0.02, 0.05, 0.1)},
+    "knn": {"neighbours": (5, 10, 20, 40), "scale": (0.1, 0.3, 1, 3), "epsilon": (0.0, 0.02, 0.05, 0.1)},
+    "mlp": {"hidden": (16, 32), "epochs": (1, 4, 16), "epsilon": (0.0, 0.02, 0.05, 0.1)},
+    "neuralucb": {"hidden": (16, 32), "epochs": (1, 4, 16), "alpha": (0.03, 0.1, 0.3), "ridge": (0.1, 1, 10)},
+}
+
+
+def main(args: argparse.Namespace) -> None:
+    for name in args.policies.split(",") if args.policies else GRIDS:
+        grid = GRIDS[name]
+        options = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        asked = [(name, each, args.table, args.steps, args.runs) for each in options]
+        if args.jobs == 1:
+            found = [regrets(*each) for each in asked]
+        else:
+            with ProcessPoolExecutor(args.jobs) as workers:
+                found = list(workers.map(regrets, *zip(*asked, strict=True)))
+        order = np.argsort([sum(each) for each in found])
+        print(f"{name}: {len(options)} settings; regret in {', '.join(SCENARIOS)}; sum", flush=True)
+        for i in [*order[: args.best], order[-1]]:
+            print(f"  {options[i]}: {', '.join(f'{x:.1f}' for x in found[i])}; {sum(found[i]):.1f}", flush=True)
+
+
+def regrets(name: str, options: dict[str, Any], table: Path, steps: int, runs: int) -> list[float]:
+    """The mean regret of a policy in each of `SCENARIOS`."""
+    from imgscale.app.bench import bandit, bandit_table
+    from imgscale.bandit import make, priors
+    from imgscale.bandit.replay import replay
+
+    read = bandit_table.read(table).table
+
+    def new(pool: Any, mode: str | float, run: int) -> Any:
+        return make(name, pool, mode=mode, seed=run, prior=priors.expected, **options)
+
+    plans = bandit.scenarios(read, steps)
+    return [replay(read, new, plans[kind], runs=runs, seed=SEED).mean("regret")[0] for kind in SCENARIOS]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--table", type=Path, default=HOME, help="where the table lies")
+    parser.add_argument("--policies", default="", help="some of them, with commas between")
+    parser.add_argument("--steps", type=int, default=400, help="decisions")
+    parser.add_argument("--runs", type=int, default=5, help="shuffles")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--best", type=int, default=3, help="how many settings to print of each, and the worst")
