@@ -6,6 +6,7 @@ import argparse
 
 from benchmarks import (
     bandit,
+    bandit_lessons,
     bandit_live,
     bandit_settings,
     bandit_table,
@@ -21,6 +22,7 @@ from benchmarks import (
 
 MODULES = (
     bandit,
+    bandit_lessons,
     bandit_live,
     bandit_settings,
     bandit_table,

@@ -20,12 +20,13 @@ import numpy as np
 
 from imgscale import asks, models
 from imgscale.asks import Ask
-from imgscale.bandit import costs, persistence, poolfile, priors
+from imgscale.bandit import costs, lessons, persistence, poolfile, priors
 from imgscale.bandit.actions import Action, Mask, Pool
 from imgscale.bandit.features import Schema
 from imgscale.bandit.judging import WHOLE, Judging
+from imgscale.bandit.lessons import Lessons
 from imgscale.bandit.linear import LinUCB, Thompson
-from imgscale.bandit.memory import Memory, category
+from imgscale.bandit.memory import Memory, Scale, category
 from imgscale.bandit.policy import Choice, Context, quality_weight
 from imgscale.bandit.poolfile import Entry, PoolFile
 from imgscale.bandit.store import Store, default_path, path_of_given
@@ -177,6 +178,9 @@ class Auto:
         self.pool = Pool(actions, self._schema(policy, actions))
         memory = Memory(actions=actions, reference=max(action.eflops for action in actions), pool=name)
         judge = self._judging.verifier.identity()
+        self._lessons = self._taught_before(judge)
+        if self._lessons:
+            memory.scale = Scale(list(self._lessons.scores))
         self.store = Store(policy, self._policy, judge, memory, log=file.policy.log, writes=learn)
 
     # ------------------------------------------------------------------------------------------------------ making
@@ -212,7 +216,25 @@ class Auto:
         given = {name: getattr(said, name) for name in ("alpha", "epsilon", "ridge", "products", "discount")}
         made = kind(self.pool, mode=self._weight, prior=priors.expected if said.prior else None, **given)
         made.rng = np.random.default_rng(self._draws)
+        if self._lessons:
+            self._lessons.teach(made, said.worth)
         return made
+
+    def _taught_before(self, judge: Mapping[str, Any]) -> Lessons | None:
+        """The pool's lessons, if they are any for this verifier and these features.
+
+        Raises:
+            UserError: They can't be read.
+        """
+        if self.file.lessons_path is None:
+            return None
+        found = lessons.read(self.file.lessons_path)
+        if found.fits(self.pool.schema.prompt, judge):
+            return found
+        self.notices.append(
+            f"The lessons {self.file.lessons!r} are of another verifier or other features of prompts, and are left out."
+        )
+        return None
 
     # ---------------------------------------------------------------------------------------------------- choosing
 

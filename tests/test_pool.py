@@ -22,6 +22,7 @@ verifier = "clip(model=shapes-clip)"
 check = "count>=0"
 early_exit = "calibrated(delta=0.1)"
 resident = 3
+lessons = "lessons.json"
 searchers = ["best-of-n", "rbf+dps", "bfs(local, width=4)"]
 samples = [1, 2]
 
@@ -34,6 +35,7 @@ discount = 0.999
 ridge = 2
 products = 3
 prior = false
+worth = 50
 dense = false
 correct = 1
 score = 0.25
@@ -76,6 +78,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "actions": set(said["models"][1]["actions"][0]),
     }
     assert written == known and set(said) == set(PoolFile.model_fields)  # the example above is whole
+    assert pool.lessons_path == tmp_path / "lessons.json"
     assert (pool.models[0].model, pool.models[1].model) == ("stabilityai/stable-diffusion-xl-base-1.0", "shapes-turbo")
 
 

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from imgscale import files
 from imgscale.app.bench import bandit_table
+from imgscale.bandit import lessons, poolfile
+from imgscale.bandit.lessons import Lessons
 from imgscale.bandit.policy import quality_weight
 from imgscale.bandit.replay import Outcome, Scenario, Table, replay
 from imgscale.errors import UserError
@@ -41,7 +43,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "linucb": {**LINEAR, "alpha": 0.2},
     "oracle": {},
 }
-CHANGES: dict[str, dict[str, Any]] = {  # of linucb, one a row
+CHANGES: dict[str, dict[str, Any]] = {  # one a row
+    "linucb, with lessons": {"lessons": True},
+    "greedy, with lessons": {"lessons": True},
+    "thompson, with lessons": {"lessons": True},
+    "knn, with lessons": {"lessons": True},
+    "knn, no priors": {"prior": None},
     "linucb, one-hot actions": {"onehot": True},
     "linucb, no products": {"form": "concatenated"},
     "linucb, joint cost": {"joint": True},
@@ -87,10 +94,11 @@ def play(table: Table, name: str, scenario: str, steps: int, runs: int) -> Line:
 
 
 def _maker(table: Table, name: str, scenario: Scenario) -> tuple[Callable[..., Any], Any, Table]:
-    from imgscale.bandit import Schema, make, priors
+    from imgscale.bandit import LinUCB, Schema, make, priors
 
     kind = name.partition(",")[0]
     options = {"prior": priors.expected, **SETTINGS[kind], **CHANGES.get(name, {})}
+    taught = _lessons(scenario) if options.pop("lessons", False) else None
     form, onehot, dense = options.pop("form", "interactions"), options.pop("onehot", False), options.pop("dense", True)
     schema = None
     if onehot or form != "interactions":
@@ -100,10 +108,23 @@ def _maker(table: Table, name: str, scenario: Scenario) -> tuple[Callable[..., A
         options["action"], kind = _fixed(table, scenario, kind), "fixed"
 
     def new(pool: Any, mode: str | float, run: int) -> Any:
-        return make(kind, pool, mode=mode, seed=run, **options)
+        made = make(kind, pool, mode=mode, seed=run, **options)
+        if taught is not None and isinstance(made, LinUCB):
+            taught.teach(made, poolfile.read().policy.worth)
+        elif taught is not None:
+            taught.show(made)
+        return made
 
     seen = table if dense or table.correct is None else replace(table, rewards=table.correct.astype(float))
     return new, schema, seen
+
+
+def _lessons(scenario: Scenario) -> Lessons:
+    """What `model="auto"` begins with on the bundled models; without those that come later."""
+    path = poolfile.read().lessons_path
+    assert path is not None
+    found = lessons.read(path)
+    return found.without(scenario.added[1]) if scenario.added else found
 
 
 def _fixed(table: Table, scenario: Scenario, kind: str) -> Any:
@@ -137,7 +158,7 @@ def bench(
         (read.table, name, scenario, steps, runs)
         for name in names
         for scenario in scenarios(read.table, steps)
-        if name in SETTINGS or scenario in ABLATED
+        if name in SETTINGS or scenario in ABLATED or "lessons" in CHANGES[name]
     ]
     lines = []
     for line in _all(asked, jobs):

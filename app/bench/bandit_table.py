@@ -37,11 +37,13 @@ class Read:
     Args:
         table: For `imgscale.bandit.replay.replay`.
         halves: Expected quality (p, k) by either half of the images, NaN where half of them is too few; see `luck`.
+        scores: The verifier's of all images, sorted.
         left_out: Sentences about models that the table lacks.
     """
 
     table: Table
     halves: tuple[Floats, Floats]
+    scores: Floats
     left_out: tuple[str, ...]
 
 
@@ -112,7 +114,7 @@ def _read(place: Path) -> Read:
     kinds = tuple(listed[text]["category"] for text in texts)
     costs = np.minimum(spend / dearest, 1.0)
     table = Table(tuple(actions), z, drawn, costs, right.astype(bool), kinds, expected)
-    return Read(table, (first, second), left_out)
+    return Read(table, (first, second), scores, left_out)
 
 
 def luck(read: Read, weight: float) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from imgscale.bandit.policy import MODES
 from imgscale.errors import UnknownName, UserError
@@ -91,6 +91,7 @@ class Settings(_Strict):
         ridge: How firmly what is expected beforehand holds against evidence, as for `LinUCB`. A policy keeps that it
             began with.
         products: How much more firmly it does where prompts differ, as for `LinUCB`. The same holds.
+        worth: How many of a new policy's own observations the lessons count for.
         prior: Whether models' priors, and what is known of searches, say what is expected beforehand; else 0.5 is.
         dense: Whether the verifier's score is learned from where there is a check, too, or the check alone.
         correct: Weight of the check's verdict in the quality.
@@ -107,6 +108,7 @@ class Settings(_Strict):
     ridge: Annotated[float, Field(gt=0)] = 30.0
     products: Annotated[float, Field(gt=0)] = 4.0
     prior: bool = True
+    worth: Annotated[float, Field(ge=0)] = 100.0
     dense: bool = True
     correct: Annotated[float, Field(ge=0)] = 0.5
     score: Annotated[float, Field(gt=0)] = 0.5
@@ -128,6 +130,8 @@ class PoolFile(_Strict):
         resident: How many models stay loaded; the least recently used leaves.
         searchers: Whose searches may be chosen, on each model that doesn't say otherwise.
         samples: Budgets in ordinary samples' worth of model evaluations.
+        lessons: A file beside the pool file with what other prompts taught (`imgscale.bandit.lessons`): a new policy
+            learns it at once, if it has the same verifier and features of prompts.
         policy: See `Settings`.
     """
 
@@ -138,7 +142,14 @@ class PoolFile(_Strict):
     resident: Annotated[int, Field(ge=1, le=1000)] = 2
     searchers: Searchers = ["best-of-n", "rbf"]
     samples: Counts = [1, 2, 4, 8, 16]
+    lessons: Name | None = None
     policy: Settings = Settings()
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def lessons_path(self) -> Path | None:
+        """Where the lessons are."""
+        return None if self.lessons is None else self._folder / self.lessons
 
     def checked(self, name: str) -> PoolFile:
         """The pool itself, once all that needs no model has been looked at.
@@ -190,7 +201,9 @@ def read(path: str | Path | None = None) -> PoolFile:
         raise UserError(f"The pool file {name} can't be read ({reason}); give a TOML file (docs/auto.md).") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"The pool file {name} is no TOML ({error}); mend it.") from error
-    return of(values, name)
+    made = of(values, name)
+    made._folder = Path(str(place)).parent
+    return made
 
 
 def of(values: dict[str, Any], name: str = "given") -> PoolFile:

@@ -64,6 +64,12 @@ class Ridge:
         _add_outer(self.inverse, u, -1 / (1 + float(phi @ u)))
         self.theta = self.inverse @ self.moment
 
+    def study(self, phi: Floats, y: Floats, weight: float) -> None:
+        """Takes in many observations at once, phi (n, dim) and y (n,), each of which counts ``weight`` of one."""
+        self.gram += weight * phi.T @ phi
+        self.moment += weight * phi.T @ y
+        self.refresh()
+
     def refresh(self) -> None:
         """Computes the inverse and theta from A and b.
 
