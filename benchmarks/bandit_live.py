@@ -1,9 +1,10 @@
 """`model="auto"` live on prompts that nothing was learned on, against fixed actions.
 
-Auto begins with a policy that knows nothing but the priors of the pool file, and learns as it goes. Each prompt is then
-searched with the fixed actions, too. Quality is what auto learns by, with one scale of scores for all: the verifier's
-scores of all searches of the run. Rows are written as they come, and the same command goes on where it was stopped
-(auto's policy lies beside them).
+Auto begins as for every new user, with the lessons and priors of the bundled pool, and learns as it goes. Each prompt
+is then searched with the fixed actions, too. Prompts of the tables that lessons, settings and fixed actions were chosen
+on are left out. Quality is what auto learns by, with one scale of scores for all: the verifier's scores of all searches
+of the run. Rows are written as they come, and the same command goes on where it was stopped (auto's policy lies beside
+them).
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import bandit_settings, bandit_table
+
+TABLES = [bandit_table.HOME, bandit_settings.HOME]
+
 Floats = npt.NDArray[np.float64]
 
 
 def main(args: argparse.Namespace) -> None:
     if not args.no_run:
         run(args)
-    rows = [json.loads(line) for line in (args.out / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = _rows(args.out / "rows.jsonl")
     for line in compared(rows, args.mode):
         print(line)
 
@@ -33,12 +38,12 @@ def run(args: argparse.Namespace) -> None:
 
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "rows.jsonl"
-    done = (
-        {(row["who"], row["prompt"]) for row in map(json.loads, file.read_text().splitlines())} if file.exists() else ()
-    )
+    done = {(row["who"], row["prompt"]) for row in _rows(file)} if file.exists() else set()
     auto = imgscale.auto(mode=args.mode, policy=args.out / "auto.policy", draws=0)
     fixed = [next(a for a in auto.pool.actions if a.name == name) for name in args.fixed]
-    chosen = lists.spread(lists.load(args.source))[: args.prompts]
+    seen = {row["prompt"] for table in args.without for row in _rows(table / "prompts.jsonl")}
+    fresh = [prompt for source in args.source for prompt in lists.load(source) if prompt.text not in seen]
+    chosen = lists.spread(list({prompt.text: prompt for prompt in fresh}.values()))[: args.prompts]
     for number, prompt in enumerate(chosen):
         for who, action in [("auto", None), *((action.name, action) for action in fixed)]:
             if (who, prompt.text) in done:
@@ -53,6 +58,10 @@ def run(args: argparse.Namespace) -> None:
             row |= {"score": made.score, "correct": made.correct, "eflops": made.eflops, "nfe": output.nfe}
             with file.open("a", encoding="utf-8") as log:
                 log.write(json.dumps(row | {"reference": auto.store.memory.reference}) + "\n")
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def compared(rows: list[dict[str, Any]], mode: str | float) -> list[str]:
@@ -91,7 +100,8 @@ def compared(rows: list[dict[str, Any]], mode: str | float) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=200, help="how many, categories mixed evenly")
-    parser.add_argument("--source", default="prompts-tuning", help="the list; the bandit's table is of another")
+    parser.add_argument("--source", nargs="+", default=["prompts", "prompts-tuning"], help="lists of prompts")
+    parser.add_argument("--without", nargs="+", type=Path, default=TABLES, help="tables whose prompts are left out")
     parser.add_argument("--mode", default="balanced", help="cost, balanced or quality")
     parser.add_argument("--fixed", nargs="+", default=[], help="names of actions to compare with")
     parser.add_argument("--no-run", action="store_true", help="only compare what is there")

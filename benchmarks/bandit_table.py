@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,15 @@ def main(args: argparse.Namespace) -> None:
 
     wanted = args.models.split(",") if args.models else [name for name in plans() if name in models.bundled()]
     args.out.mkdir(parents=True, exist_ok=True)
-    chosen = lists.spread(lists.load(args.source, limit=args.each))[: args.prompts]
+    left_out = {row["prompt"] for table in args.without for row in _rows(table / "prompts.jsonl")}
+    fresh = [prompt for prompt in lists.load(args.source) if prompt.text not in left_out]
+    counts: Counter[str] = Counter()
+    few = []
+    for prompt in fresh:
+        counts[prompt.category] += 1
+        if counts[prompt.category] <= args.each:
+            few.append(prompt)
+    chosen = lists.spread(few)[: args.prompts]
     makers = {name: Maker(name, args.out) for name in wanted}
     about(args.out, chosen, list(makers.values()))
     began = time.monotonic()
@@ -201,6 +210,7 @@ def _key(row: dict[str, Any]) -> tuple[str, str, int, int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default="", help="some of the bundled ones, with commas between")
     parser.add_argument("--source", default="prompts", help="the list of prompts")
+    parser.add_argument("--without", nargs="+", type=Path, default=[], help="tables whose prompts are left out")
     parser.add_argument("--prompts", type=int, default=40, help="how many, categories mixed evenly")
     parser.add_argument("--each", type=int, default=9, help="at most so many of a category")
     parser.add_argument("--minutes", type=float, default=0, help="stop after these; no limit for 0")
