@@ -92,6 +92,7 @@ READ: dict[str, Reader] = {
     "width": _whole(1, 16384),
     "preview": _text,
     "verifier_timeout": _positive(),
+    "early_exit": _text,
     "plain": _flag,
     "keep": _keep,
     "max_batch": _whole(1, 4096),

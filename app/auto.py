@@ -101,6 +101,7 @@ class AutoJob(Job):
             callback=callback,
             explain=explain,
             verifier_timeout=self.verifier_timeout,
+            keep_noise=self.save_noise,
             **self.sizes,
             **self.arguments,
         )

@@ -54,6 +54,8 @@ def generate(job: Job, out: Path, *, as_json: bool = False, quiet: bool = False)
         show(output, list(paths.values()))
     for event in output.events:
         complain(event)
+    if job.save_noise and output.noise is None:
+        complain("no noise was saved, since no image was finished.")
     if output.stopped == "cancelled":
         kept = "the best so far" if output.finished else "a preview, since no image was finished yet,"
         complain(f"stopped by {interrupt.by} after {output.nfe} NFE; {kept} is in {str(paths['image'])!r}.")

@@ -49,6 +49,7 @@ class Job:
     preview: str | None = None
     verifier_timeout: float | None = None
     early_exit: str | Rule = "off"
+    save_noise: bool = False
 
     def check(self) -> None:
         """Refuses what can't be run, before the model is loaded; the cheapest checks come first.
@@ -118,6 +119,7 @@ class Job:
             preview=self.preview,
             verifier_timeout=self.verifier_timeout,
             early_exit=self.early_exit,
+            keep_noise=self.save_noise,
             pipeline_arguments=self.arguments,
         )
 
@@ -184,6 +186,7 @@ class Job:
             preview=self.preview,
             verifier_timeout=self.verifier_timeout,
             early_exit=self.early_exit,
+            keep_noise=self.save_noise,
             **self.arguments,
         )
         return output

@@ -108,6 +108,12 @@ def generate(
     no_plain: bool = typer.Option(
         False, "--no-plain", metavar=_FLAG, help="Don't make the plain image to compare with."
     ),
+    save_noise: bool = typer.Option(
+        False,
+        "--save-noise",
+        metavar=_FLAG,
+        help="Also write the noise, from which rerun makes the image in one trajectory.",
+    ),
     as_json: bool = _JSON,
     quiet: bool = _QUIET,
 ) -> None:
@@ -148,6 +154,7 @@ def generate(
         preview=preview,
         verifier_timeout=checks.positive(verifier_timeout, "--verifier-timeout"),
         early_exit=early_exit,
+        save_noise=save_noise,
     )
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
@@ -163,7 +170,7 @@ def generate(
 
 @app.command()
 def rerun(
-    picture: Path = typer.Argument(..., metavar="PICTURE", help="A PNG that generate wrote."),
+    picture: Path = typer.Argument(..., metavar="FILE", help="A PNG that generate wrote, or its .noise.safetensors."),
     model: str | None = typer.Option(
         None,
         "--model",
@@ -184,14 +191,17 @@ def rerun(
     as_json: bool = _JSON,
     quiet: bool = _QUIET,
 ) -> None:
-    """Make a picture again from the settings inside it.
+    """Make a picture again: by its search, from the settings inside it, or by one trajectory, from its noise.
 
     The exit status is 0 if every pixel is the same, and 1 if not.
     """
 
     def work() -> int:
-        from imgscale.app import rerun
+        from imgscale.app import remake, rerun
 
+        if picture.suffix == ".safetensors":
+            remake.refuse(verifier=verifier, preview=preview)
+            return remake.remake(picture, model=model, device=device, out=out, as_json=as_json, quiet=quiet)
         return rerun.rerun(
             picture,
             model=model,

@@ -13,6 +13,8 @@ from imgscale import files, png
 from imgscale.errors import UserError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from imgscale.result import SearchOutput
 
 LONGEST_SLUG = 80  # bytes: with seed and ending well below the 143 that the strictest file systems allow
@@ -54,6 +56,31 @@ def save_image(output: SearchOutput, folder: Path, base: str) -> Path:
     return path
 
 
+def save_picture(image: Image, folder: Path, name: str, text: str) -> Path:
+    """Writes a picture without a record, with a text for viewers inside; one of the same text keeps its name.
+
+    Raises:
+        UserError: The folder can't be written.
+    """
+    with _writing(folder):
+        path, number = folder / f"{name}.png", 1
+        while path.exists() and not _says(path, text):
+            number += 1
+            path = folder / f"{name}-{number}.png"
+        png.write(path, image, text=text)
+    return path
+
+
+def _says(path: Path, text: str) -> bool:
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            return png.KEYWORD not in image.info and image.info.get("parameters") == text
+    except (OSError, ValueError, SyntaxError):
+        return False
+
+
 def save(output: SearchOutput, folder: Path) -> dict[str, Path]:
     """Writes everything about a search.
 
@@ -62,18 +89,22 @@ def save(output: SearchOutput, folder: Path) -> dict[str, Path]:
         folder: Where to; made if it doesn't exist.
 
     Returns:
-        The files: "image", with its settings inside; "trace"; and "plain" and "compare" if there is a plain image.
+        The files: "image", with its settings inside; "trace"; "noise" if that was kept; and "plain" and "compare" if
+        there is a plain image.
 
     Raises:
         UserError: The folder can't be written.
     """
     from imgscale.app import plots
+    from imgscale.noise import SUFFIX
 
     record = png.Record.of(output)
     with _writing(folder):
         name = stem(folder, f"{slug(record.prompt)}-{record.seed}", record)
         paths = {"image": folder / f"{name}.png"}
         png.write(paths["image"], output.images[0], record)  # first, so that it is safe whatever comes then
+        if output.noise is not None:
+            paths["noise"] = output.noise.save(folder / f"{name}{SUFFIX}")
         paths["trace"] = folder / f"{name}-trace.png"
         files.write(paths["trace"], plots.trace(output))
         if output.plain is not None:
@@ -116,6 +147,7 @@ def summary(output: SearchOutput, paths: dict[str, Path]) -> dict[str, Any]:
         "finished": output.finished,
         "events": output.events,
         "trace": str(paths["trace"]),
+        **({"noise": str(paths["noise"])} if "noise" in paths else {}),
     }
     if (decision := output.decision) is not None:
         came = {"quality": decision.quality, "reward": decision.reward, "eflops": decision.eflops}

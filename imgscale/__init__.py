@@ -19,6 +19,7 @@ __all__ = [
     "Budget",
     "Done",
     "EarlyExit",
+    "Noise",
     "Progress",
     "Rollover",
     "Scaler",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from imgscale.callables import verifier
     from imgscale.early_exit import EarlyExit
     from imgscale.errors import UserError
+    from imgscale.noise import Noise
     from imgscale.registry import searcher
     from imgscale.result import SearchOutput
     from imgscale.scaler import Scaler, load
@@ -54,6 +56,7 @@ _HOMES = {
     "verifier": "callables",
     "EarlyExit": "early_exit",
     "UserError": "errors",
+    "Noise": "noise",
     "searcher": "registry",
     "SearchOutput": "result",
     "Progress": "watch",

@@ -44,6 +44,7 @@ class Ask:
     preview: Any = None
     verifier_timeout: float | None = None
     keep: int | None = 1
+    keep_noise: bool = False
     early_exit: str | EarlyExit | Rule = "off"
     pipeline_arguments: Mapping[str, Any] = field(default_factory=dict)
 

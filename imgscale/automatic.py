@@ -314,6 +314,7 @@ class Auto:
         callback: Callable[[Progress], None] | None = None,
         explain: Callable[[Decision], None] | None = None,
         keep: int | None = 1,
+        keep_noise: bool = False,
         verifier_timeout: float | None = None,
         **arguments: Any,
     ) -> Any:
@@ -331,6 +332,7 @@ class Auto:
             explain: Called with each decision before its search; its `str` is the line that explains it. Twice for a
                 prompt if the first choice can't be run.
             keep: How many finished images the output holds; all of them for None.
+            keep_noise: Also keep what makes them again in one trajectory, as for `Scaler`.
             verifier_timeout: Seconds that one call of a verifier may take.
             **arguments: height, width and guidance_scale, in the place of the pool's; further ones of the pipelines.
 
@@ -346,8 +348,9 @@ class Auto:
         if not prompts:
             raise UserError("The list of prompts can't be empty; give at least one.")
         given: dict[str, Any] = {"negative_prompt": negative_prompt, "report": report, "plain": plain, "keep": keep}
+        given |= {"keep_noise": keep_noise, "verifier_timeout": verifier_timeout}
         wanted = [
-            Ask(text, seed=each, budget=1, verifier_timeout=verifier_timeout, **given)
+            Ask(text, seed=each, budget=1, **given)
             for text, each in zip(prompts, asks.seeds(seed, several, len(prompts)), strict=True)
         ]
         for ask in wanted:
@@ -432,6 +435,7 @@ class Auto:
             report=ask.report,
             plain=ask.plain,
             keep=ask.keep,
+            keep_noise=ask.keep_noise,
             verifier_timeout=ask.verifier_timeout,
             **given,
         )

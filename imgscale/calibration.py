@@ -176,9 +176,29 @@ class Calibrations:
         self._kept = cache / (re.sub(r"[^\w.-]+", "--", name).strip(".-")[:100] or "model")
         self._kept = self._kept.with_name(self._kept.name + ".json")
         self.complaint = ""
+        self._held: dict[str, dict[str, dict[str, Race]]] | None = None
+
+    def everything(self) -> str:
+        """All races, shipped ones and those of this machine, as `hold` takes them."""
+        found: dict[str, dict[str, dict[str, Race]]] = {}
+        for file in (self._shipped, self._kept):
+            for place, kinds in (self._read(file) if file is not None and file.is_file() else {}).items():
+                for kind, races in kinds.items():
+                    found.setdefault(place, {}).setdefault(kind, {}).update(races)
+        return _text(found)
+
+    def hold(self, everything: str) -> None:
+        """From now on only these races count; what is learned still goes to the file on this machine.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: It isn't what `everything` gave.
+        """
+        self._held = _parse(json.loads(everything))
 
     def races(self, key: Mapping[str, Any], kind: str) -> list[Race]:
         """The races of a kind under these settings, each once, the shipped ones first."""
+        if self._held is not None:
+            return list(self._held.get(digest(key), {}).get(kind, {}).values())
         found: dict[str, Race] = {}
         for file in (self._shipped, self._kept):
             if file is not None and file.is_file():
@@ -219,6 +239,10 @@ def write(file: Path, known: Mapping[str, Mapping[str, Mapping[str, Race]]]) -> 
     Raises:
         OSError: It can't be written.
     """
+    files.write(file, _text(known).encode())
+
+
+def _text(known: Mapping[str, Mapping[str, Mapping[str, Race]]]) -> str:
     body = {
         place: {
             kind: {
@@ -228,7 +252,7 @@ def write(file: Path, known: Mapping[str, Mapping[str, Mapping[str, Race]]]) -> 
         }
         for place, kinds in known.items()
     }
-    files.write(file, json.dumps({"format": FORMAT, "races": body}, separators=(",", ":")).encode())
+    return json.dumps({"format": FORMAT, "races": body}, separators=(",", ":"))
 
 
 def _row(values: Floats) -> list[float | None]:

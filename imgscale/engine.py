@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -449,6 +448,36 @@ class Engine:
 
         return torch.cat(self._in_batches(len(rows), work))[: len(x0)]
 
+    def retrace(
+        self, x: Tensor, times: Sequence[float], cond: Condition, calls: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """The finished latents (1, *latent), and their image (1, 3, h, w), to which the model's own ODE leads from x.
+
+        Args:
+            x: (1, *latent) on the model's own path, at the first time.
+            times: From there to 0.
+            cond: What to draw.
+            calls: Rows of each call of the network, and of the decoder: copies of the one, since last bits depend on
+                how many there are.
+        """
+        path, ode = self.denoiser.path, ODE()
+        with torch.no_grad():
+            for t, t_next, n in zip(times, times[1:], calls, strict=False):
+                x = ode(path, t, t_next, x, self._predict_copies(x, t, cond, n))
+            image = self.decode(x[[0] * calls[-1]], [cond], [calls[-1]])[:1]
+        return x, image.nan_to_num(0.0, 1.0, 0.0)
+
+    def _predict_copies(self, x: Tensor, t: float, cond: Condition, n: int) -> Tensor:
+        rows = [0] * len(self._fill(n))
+        mixed = self.exact and self.denoiser.mixed_times
+
+        def work(a: int, b: int) -> Tensor:
+            part = rows[a:b]
+            times = torch.full((len(part),), t, dtype=torch.float64) if mixed else t
+            return self.denoiser.predict(x[part], times, cond.at(part))
+
+        return self._in_batches(len(rows), work)[0][:1]
+
     def _show_preview(self, search: Search) -> None:
         """The answer of a search that was stopped before it finished anything: its most promising preview."""
         held = search.problem.incumbent
@@ -506,7 +535,7 @@ def _decoder(search: Search) -> Any:
 def _there(request: Gradient, slope: Slope) -> Particles:
     """The particles where their rewards were taken."""
     step = request.particles.step if request.to is None else request.to
-    return replace(request.particles, step=step, x=slope.x, x0=slope.x0)
+    return request.particles.solved(step, slope.x, slope.x0)
 
 
 def _black(images: Tensor) -> Tensor:

@@ -46,6 +46,35 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a particle's trajectory last was led by anything but the model's own ODE, which makes it again from there.
+
+    Args:
+        path: Where it travels.
+        x: float32 (*latent), the noisy latents there; or all noise, where nothing else ever led it.
+        times: From there on, those that it has come by.
+        calls: For each evaluation since, how many particles it was asked for with, and its place among them.
+    """
+
+    path: Path
+    x: Tensor
+    times: tuple[float, ...]
+    calls: tuple[tuple[int, int], ...] = ()
+
+    def seen(self, n: int, place: int) -> Origin:
+        """The same once the model has been asked where the trajectory is, for ``n`` particles."""
+        return replace(self, calls=(*self.calls[: len(self.times) - 1], (n, place)))
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Those of particles, as long as their x is what it was: a searcher that gives them another begins anew."""
+
+    x: Tensor
+    each: tuple[Origin, ...]
+
+
+@dataclass(frozen=True)
 class Particles:
     """n trajectories at one step. Indexing gives Particles: it is how searchers select and resample.
 
@@ -58,6 +87,7 @@ class Particles:
         keys: int64 (n,), from which the noise of the next transitions derives.
         seeds: int64 (n,), the keys of the prior noise they started from.
         scores: float64 (n,), rewards of x0, or None while nobody has scored them.
+        traced: Where their trajectories can be taken up; None while nobody wants to know.
     """
 
     schedule: Schedule
@@ -67,6 +97,7 @@ class Particles:
     keys: Tensor
     seeds: Tensor
     scores: Tensor | None = None
+    traced: Origins | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -75,9 +106,13 @@ class Particles:
         where = index if isinstance(index, slice) else _rows(index)
         there = where.to(self.x.device) if isinstance(where, Tensor) else where
         scores = None if self.scores is None else self.scores[where]
+        x, traced = self.x[there], self.traced
+        if traced is not None and traced.x is self.x:
+            traced = Origins(x, tuple(traced.each[i] for i in torch.arange(len(self))[where].tolist()))
         return replace(
             self,
-            x=self.x[there],
+            x=x,
+            traced=traced,
             x0=self.x0[there],
             keys=self.keys[where],
             seeds=self.seeds[where],
@@ -92,6 +127,48 @@ class Particles:
     def finished(self) -> bool:
         """Whether x is data."""
         return self.time == 0
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Where the trajectory of each can be taken up; none where nobody wants to know."""
+        if self.traced is None:
+            return ()
+        if self.traced.x is self.x:
+            return self.traced.each
+        return tuple(Origin(self.schedule.path, x.clone(), (self.time,)) for x in self.x)
+
+    def tracing(self, origins: Sequence[Origin]) -> Particles:
+        """The same with these origins of theirs, one for each; with none, untraced ones as they are."""
+        return self if self.traced is None else replace(self, traced=Origins(self.x, tuple(origins)))
+
+    def seen(self) -> Particles:
+        """The same once the model has been asked for all of them together."""
+        return self.tracing([origin.seen(len(self), i) for i, origin in enumerate(self.origins)])
+
+    def moved(self, x: Tensor, by_ode: bool) -> Particles:
+        """The same at the next step of their schedule, at ``x``; where the model's ODE led them, their origins stay.
+
+        Nobody has asked the model there, and x0 is x until then.
+        """
+        step = self.step + 1
+        there = replace(self, step=step, x=x, x0=x, scores=None)
+        if not by_ode or step == 0:
+            return there
+        # Where x was replaced after the model was asked, x0 isn't what the model says of it: it begins after this move.
+        anew = there.origins
+        led = [
+            replace(origin, times=(*origin.times, there.time)) if len(origin.calls) == len(origin.times) else anew[i]
+            for i, origin in enumerate(self.origins)
+        ]
+        return there.tracing(led)
+
+    def solved(self, step: int, x: Tensor, x0: Tensor) -> Particles:
+        """The same where the model's own ODE has led all of them together, by way of each step."""
+        there = replace(self, step=step, x=x, x0=x0, scores=None)
+        times = self.schedule.times[max(self.step, 0) : step + 1]
+        begun = [] if self.traced is None else [(i, self.x[i].clone()) for i in range(len(self))]
+        asked = sum(time > 0 for time in times)
+        return there.tracing([Origin(self.schedule.path, x, times, ((len(self), i),) * asked) for i, x in begun])
 
     def branch(self, n: int | npt.NDArray[np.int64], first: int = 0) -> Particles:
         """``n`` children of each particle, in order, with keys of their own.
@@ -130,9 +207,12 @@ def join(parts: Sequence[Particles]) -> Particles:
     if any((p.schedule, p.step) != (first.schedule, first.step) for p in parts):
         raise ValueError("Only particles at the same step of the same schedule can be joined.")
     scores = [p.scores for p in parts]
+    x = torch.cat([p.x for p in parts])
+    traced = None if first.traced is None else Origins(x, tuple(origin for p in parts for origin in p.origins))
     return replace(
         first,
-        x=torch.cat([p.x for p in parts]),
+        x=x,
+        traced=traced,
         x0=torch.cat([p.x0 for p in parts]),
         keys=torch.cat([p.keys for p in parts]),
         seeds=torch.cat([p.seeds for p in parts]),

@@ -169,7 +169,7 @@ class Record(_Strict):
             "ledger": output.ledger.as_dict(),
             "scores": finite(output.scores),
             "seeds": output.seeds,
-            "versions": {name: _version(name) for name in _PACKAGES},
+            "versions": versions(),
         }
         return cls.model_validate_json(json.dumps(values, default=str, allow_nan=False))
 
@@ -335,6 +335,11 @@ def _quoted(value: Any) -> str:
     """A value of the last line of `parameters`, quoted where a comma or colon would cut it in two."""
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if set(text) & set(',:\n"') else text
+
+
+def versions() -> dict[str, str]:
+    """Those of the packages here that pixels may depend on."""
+    return {name: _version(name) for name in _PACKAGES}
 
 
 def _version(package: str) -> str:

@@ -20,7 +20,7 @@ from imgscale.early_exit import Exits, Kind, Rule, ahead, race
 from imgscale.errors import UserError
 from imgscale.kernels import ODE, Kernel
 from imgscale.keys import fold, normal, root
-from imgscale.particles import Particles, Schedule
+from imgscale.particles import Origins, Particles, Schedule
 from imgscale.paths import Path, convert
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class Problem:
         guide: Bends every transition that a searcher takes by a kernel of its own; ordinary samples stay as they are.
         usefulness: What was measured of the model and the verifier; left aside where it was for other steps.
         early_exit: Drops candidates on their way to the image; left aside where it is for other steps.
+        traces: Whether particles know where their trajectories can be taken up.
 
     Attributes:
         schedule: The model's own path and time grid.
@@ -157,6 +158,7 @@ class Problem:
         guide: Guide | None = None,
         usefulness: Usefulness | None = None,
         early_exit: Rule | None = None,
+        traces: bool = False,
     ) -> None:
         self._denoiser = denoiser
         self.cond = cond
@@ -167,6 +169,7 @@ class Problem:
         self.ceiling = ceiling
         self.differentiable = differentiable
         self.guide = guide
+        self._traces = traces
         self.schedule = self.grid(steps)
         self.kernel: Kernel = ODE()
         self.usefulness = usefulness if usefulness and usefulness.steps == self.schedule.steps else None
@@ -251,7 +254,11 @@ class Problem:
         self._drawn += n
         # Prior noise has scale 1 on every path; only a path that starts elsewhere than at t = 1 needs another.
         x = self._denoiser.prior(keys, self.cond)
-        return Particles(schedule or self.schedule, -1, x, torch.zeros_like(x), keys, keys)
+        fresh = Particles(schedule or self.schedule, -1, x, torch.zeros_like(x), keys, keys)
+        if not self._traces:
+            return fresh
+        traced = replace(fresh, traced=Origins(torch.empty(0), ()))
+        return traced.tracing(traced.origins)
 
     def start(self, n: int, schedule: Schedule | None = None) -> Generator[Request, Any, Particles]:
         """``n`` fresh particles at step 0, with their x0."""
@@ -299,7 +306,7 @@ class Problem:
             step, x = particles.step + 1, particles.x
             if step > 0:
                 x = yield from self._move(particles, kernel, guide)
-            particles = replace(particles, step=step, x=x, x0=x, scores=None)
+            particles = particles.moved(x, by_ode=guide is None and isinstance(kernel, ODE))
             if not particles.finished:
                 sloped = step < to and getattr(guide, "slopes", False)
                 particles = yield from (self._look_with_gradient(particles) if sloped else self._look(particles))
@@ -323,14 +330,14 @@ class Problem:
     def _look(self, particles: Particles) -> Generator[Request, Any, Particles]:
         """Asks the model for x0."""
         x0 = yield Predict(particles.x, particles.time, particles.schedule.path)
-        return replace(particles, x0=x0)
+        return replace(particles, x0=x0).seen()
 
     def _look_with_gradient(self, particles: Particles) -> Generator[Request, Any, Particles]:
         """The same, and remembers the gradient that will be asked for next."""
         self.check_differentiable()
         slope = yield from self._slope(Gradient(particles, particles.step))
         self._remember(particles, dict(zip(_fingerprints(particles.x), slope.gradient, strict=True)))
-        return replace(particles, x0=slope.x0, scores=slope.scores)
+        return replace(particles, x0=slope.x0, scores=slope.scores).seen()
 
     def _move(self, particles: Particles, kernel: Kernel, guide: Guide | None) -> Generator[Request, Any, Tensor]:
         """x at the next step."""
@@ -484,7 +491,7 @@ class Problem:
         request = Gradient(particles, schedule.steps)
         self._admit(len(particles), request.nfe, schedule, schedule.steps)
         slope = yield from self._slope(request)
-        ends = replace(particles, step=schedule.steps, x=slope.x, x0=slope.x0, scores=slope.scores)
+        ends = replace(particles.solved(schedule.steps, slope.x, slope.x0), scores=slope.scores)
         return ends, slope.gradient
 
     def check_differentiable(self) -> None:
@@ -513,7 +520,11 @@ class Problem:
             return particles
         x, t = convert(particles.x, particles.time, particles.schedule.path, own.path)
         times = (float(t), *(time for time in own.times if time < float(t) - 1e-6))
-        return replace(particles, schedule=Schedule(own.path, times), step=0, x=x)
+        there = replace(particles, schedule=Schedule(own.path, times), step=0, x=x)
+        if x is particles.x:
+            return there
+        asked = [origin.calls[-1:] for origin in particles.origins]  # there as here: x0 is the same
+        return there.tracing([replace(o, calls=calls) for o, calls in zip(there.origins, asked, strict=True)])
 
     # ------------------------------------------------------------------------------- always leaving an answer
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from imgscale.automatic import Decision
+    from imgscale.noise import Noise
+    from imgscale.particles import Origin
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Candidate:
         seed: The key of the prior noise it grew from.
         finished: False for a preview, where a search was stopped before it finished anything.
         report: Scores by the verifiers that only report.
+        origin: Where its trajectory can be taken up; None where that wasn't to be kept.
     """
 
     image: Tensor
@@ -53,6 +56,7 @@ class Candidate:
     seed: int
     finished: bool = True
     report: dict[str, float] = field(default_factory=dict)
+    origin: Origin | None = None
 
 
 @dataclass
@@ -83,6 +87,7 @@ class SearchOutput:
         events: Notices of what went wrong on the way without ending the search.
         gallery: The candidates behind ``images``, the winner first, with their own scores.
         scored: The steering scores of all finished images, in order.
+        noises: What makes each of the ``images`` again in one trajectory, where that was to be kept.
         decision: What `model="auto"` chose and what came of it; None for other models.
     """
 
@@ -102,11 +107,17 @@ class SearchOutput:
     events: list[str]
     gallery: list[Candidate] = field(default_factory=list)
     scored: list[float] = field(default_factory=list)
+    noises: list[Noise] = field(default_factory=list)
     decision: Decision | None = None
 
     @property
     def nfe(self) -> int:
         return self.ledger.nfe
+
+    @property
+    def noise(self) -> Noise | None:
+        """What makes the winner again in one trajectory; None for a preview, and where it wasn't to be kept."""
+        return self.noises[0] if self.noises else None
 
     @property
     def held_out(self) -> dict[str, float]:

@@ -20,6 +20,7 @@ from imgscale.errors import UserError
 from imgscale.images import to_pil
 from imgscale.journal import HEAD, Journal
 from imgscale.models import ModelSettings, folder_of, load_pipeline
+from imgscale.noise import Noise, Remade, remake
 from imgscale.pricing import Prices
 from imgscale.problem import Guide, Problem, Verb
 from imgscale.result import Candidate, Plain, SearchOutput
@@ -158,6 +159,7 @@ class Scaler:
         preview: Any = None,
         verifier_timeout: float | None = None,
         keep: int | None = 1,
+        keep_noise: bool = False,
         early_exit: str | EarlyExit | Rule = "off",
         **pipeline_arguments: Any,
     ) -> Any:
@@ -187,6 +189,8 @@ class Scaler:
                 VAE, and the winner's score by its preview is kept beside that of the image.
             verifier_timeout: Seconds that one call of a verifier may take; more costs its images −inf.
             keep: How many finished images the output holds, the best first; all of them for None.
+            keep_noise: Also keep the noise of these images (``out.noise``, ``out.noises``), from which `from_noise`
+                makes them again in one trajectory. The search is the same.
             early_exit: Stops candidates whose previews show that they can't win: "off", "calibrated", "paper", one with
                 options such as "calibrated(delta=0.1)", or an `EarlyExit`. Calibrated learns from search to search, and
                 drops none at first; a `Rule` is one that a search had.
@@ -229,6 +233,7 @@ class Scaler:
                     preview=preview,
                     verifier_timeout=verifier_timeout,
                     keep=keep,
+                    keep_noise=keep_noise,
                     early_exit=early_exit,
                     pipeline_arguments=pipeline_arguments,
                 )
@@ -370,6 +375,7 @@ class Scaler:
                 guide=guided,
                 usefulness=useful,
                 early_exit=rule,
+                traces=ask.keep_noise and make is steer,
             )
             asks.check_budget(budget, problem)
             return Search(problem, make(problem), judge, reports, decoder, keep)
@@ -408,6 +414,25 @@ class Scaler:
         wanted = search(limits, steer, ask.keep)
         one = Budget(nfe=wanted.problem.sample_nfe)
         return _Prepared(ask, wanted, search(one, _one_sample) if ask.plain else None, settings, key)
+
+    def from_noise(
+        self, noise: Noise | str | Path, *, another_model: bool = False, **pipeline_arguments: Any
+    ) -> Remade:
+        """Makes a picture again from its noise, by one trajectory and without a verifier.
+
+        Last bits depend on how many images share a call of the network. So where a pixel differs, the trajectory is run
+        once more in calls as large as the search's.
+
+        Args:
+            noise: Of a `SearchOutput`, or the file that it was saved to.
+            another_model: Take it though this model has another name than the one that it was found with.
+            **pipeline_arguments: Further arguments of the pipeline's call, in the place of the recorded ones.
+
+        Raises:
+            UserError: It is no such file, damaged, another model's or of another size.
+        """
+        found = noise if isinstance(noise, Noise) else Noise.load(noise)
+        return remake(self.engine, self.name, found, pipeline_arguments, another_model)
 
     def sample_nfe(self, ask: Ask) -> int:
         """Model evaluations of one ordinary sample of such a search: the least that it can be done with.
@@ -566,7 +591,7 @@ class Scaler:
         exits = {"exits": search.problem.exits.as_dict()} if search.problem.early_exit is not None else {}
         stopped = {"stopped": search.stopped, "rounds": search.rounds, "nfe": search.meter.ledger.nfe}
         batch = {"max_batch": self.engine.max_batch}
-        return SearchOutput(
+        output = SearchOutput(
             prompt=made.ask.prompt,
             model=self.name,
             searcher=registry.composed(settings["searcher"], settings["guide"]),
@@ -584,6 +609,18 @@ class Scaler:
             gallery=gallery,
             scored=search.scored,
         )
+        if made.ask.keep_noise:
+            output.noises = self._noises(output, search.problem)
+        return output
+
+    def _noises(self, output: SearchOutput, problem: Problem) -> list[Noise]:
+        own = problem.schedule
+
+        def grid(steps: int) -> tuple[float, ...]:
+            return own.times if steps == own.steps else problem.grid(steps).times
+
+        pairs = [pair for pair in zip(output.gallery, output.images, strict=True) if pair[0].origin is not None]
+        return [Noise.of(output, candidate, image, own.path, grid) for candidate, image in pairs]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from imgscale.budget import BudgetSpent, Meter
 from imgscale.journal import Entry, Journal, magnitude, on_cpu
-from imgscale.particles import Particles
+from imgscale.particles import Origin, Particles
 from imgscale.problem import Gradient, Predict, Problem, Request, Score, Verb
 from imgscale.result import Candidate, TracePoint
 from imgscale.rewards import Verifier, is_ensemble, judge, panel
@@ -29,6 +29,7 @@ class Kept:
         latents: float32 (*latent), on the CPU.
         image: float32 (3, h, w) in [0, 1], on the CPU, or None.
         said: What an ensemble's members said of it, (1, members).
+        origin: Where its trajectory can be taken up, on the CPU; None where nobody wants to know.
     """
 
     score: float
@@ -36,6 +37,7 @@ class Kept:
     latents: Tensor
     image: Tensor | None
     said: Tensor | None
+    origin: Origin | None
 
 
 @dataclass
@@ -171,7 +173,7 @@ class Search:
             self.scored += scores.tolist()
             i = int(scores.argmax())
             if self.best is None or float(scores[i]) > self.best.score:
-                self.crown(images, particles.x0, scores, particles.seeds, i)
+                self.crown(images, particles.x0, scores, particles.seeds, i, origin=_origin(particles, i))
             if self.keep != 1:
                 self._collect(images, scores, particles)
         if not self._closing and self.best is not None and self.problem.ceiling is not None:
@@ -193,6 +195,7 @@ class Search:
                     particles.x0[i].cpu().clone(),
                     None if images is None else images[i].nan_to_num(0.0, 1.0, 0.0).cpu().clone(),
                     None if self._said is None else self._said[i : i + 1],
+                    _origin(particles, i),
                 )
             )
         self._kept.sort(key=lambda kept: -kept.score)  # stable: of equal ones the first stays first
@@ -215,11 +218,18 @@ class Search:
             if kept.image is not None:
                 names = [] if kept.said is None else [v.name for v in panel(self.verifier)]
                 report = dict(zip(names, [] if kept.said is None else kept.said[0].tolist(), strict=True))
-                found.append(Candidate(kept.image, kept.latents, kept.score, kept.seed, True, report))
+                found.append(Candidate(kept.image, kept.latents, kept.score, kept.seed, True, report, kept.origin))
         return found if self.keep is None else found[: self.keep]
 
     def crown(
-        self, images: Tensor | None, x0: Tensor, scores: Tensor, seeds: Tensor, i: int, finished: bool = True
+        self,
+        images: Tensor | None,
+        x0: Tensor,
+        scores: Tensor,
+        seeds: Tensor,
+        i: int,
+        finished: bool = True,
+        origin: Origin | None = None,
     ) -> None:
         """Makes row ``i`` the best so far."""
         if images is not None:
@@ -235,7 +245,7 @@ class Search:
         self.meter.charge(report_calls=len(self.reports))
         score = float(scores[i])
         self._said_of_best = None if self._said is None else self._said[i : i + 1]
-        self.best = Candidate(image[0].cpu(), x0[i].cpu(), score, int(seeds[i]), finished, report)
+        self.best = Candidate(image[0].cpu(), x0[i].cpu(), score, int(seeds[i]), finished, report, origin)
         self.mark()
 
     def log(self, request: Request, tensors: dict[str, Tensor], *, best: Candidate | None, lost: bool = False) -> None:
@@ -282,6 +292,14 @@ class Search:
         self._pace = max(now - self._checked, self._pace if self.rounds > 2 else 0.0)
         self._checked = now
         return left
+
+
+def _origin(particles: Particles, i: int) -> Origin | None:
+    """Where the trajectory of a finished particle can be taken up, on the CPU; its last call is that of the decoder."""
+    if particles.traced is None:
+        return None
+    origin = particles.origins[i].seen(len(particles), i)
+    return replace(origin, x=(origin.x if len(origin.times) > 1 else particles.x0[i]).cpu().clone())
 
 
 def subject(request: Request) -> Tensor:

@@ -23,6 +23,8 @@ CHAPTERS: list[tuple[str, str, list[str]]] = [
             "imgscale:Scaler",
             "imgscale:SearchOutput",
             "imgscale.result:Candidate",
+            "imgscale:Noise",
+            "imgscale.noise:Remade",
             "imgscale.result:Plain",
             "imgscale.result:TracePoint",
             "imgscale:Budget",

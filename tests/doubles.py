@@ -163,6 +163,7 @@ def new(
     ceiling: float | None = None,
     options: Mapping[str, Any] | None = None,
     guide: Guide | None = None,
+    traces: bool = False,
     **more: Any,
 ) -> Search:
     """A search that has not begun, by a registered searcher with options or by a function ``(problem)``.
@@ -186,6 +187,7 @@ def new(
         ceiling=ceiling,
         differentiable=getattr(verifier, "differentiable", False),
         guide=guide,
+        traces=traces,
     )
     if isinstance(searcher, str):
         entry, checked = registry.searcher.resolve(searcher, {**(options or {}), **more})

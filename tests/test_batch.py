@@ -22,6 +22,7 @@ from imgscale.app.batch import clock, lock, plan, queue, store
 from imgscale.app.batch.store import Store
 from imgscale.app.console import Interrupt
 from imgscale.app.job import Job
+from imgscale.calibration import Calibrations
 from imgscale.denoiser import Denoiser
 from imgscale.engine import Engine
 from imgscale.errors import UserError
@@ -143,6 +144,83 @@ def test_the_order_of_prompts_changes_no_image(batch: Batch) -> None:
     batch("--together", "3")
     batch("--together", "2", texts=TEXTS[::-1], out="turned")
     assert by_prompt() == by_prompt("turned") and len(by_prompt()) == 10
+
+
+EARLY = ("--steps", "5", "--budget", "20", "--early-exit", "calibrated(delta=0.5, audit=0)", "--no-plain")
+
+
+@pytest.fixture
+def lessons(scaler: Scaler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file of what early exit has learned on this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(scaler, "calibrations", Calibrations(None, "tiny"))
+    return tmp_path / "cache" / "imgscale" / "early-exit" / "tiny.json"
+
+
+def dropped(folder: str = "run") -> int:
+    """Candidates that early exit stopped in a run."""
+    with Store.open(folder) as kept:
+        return sum(item.settings["exits"]["dropped"] for item in kept.items())
+
+
+LEARNED: list[bytes] = []  # by the first run of `learned`, which takes its time
+
+
+def learned(batch: Batch, lessons: Path) -> None:
+    """A run from which there is enough to drop candidates in the next one."""
+    if not LEARNED:
+        assert batch(*EARLY, texts=tuple(f"a {i}" for i in range(12)), out="first").status == 0
+        assert dropped("first") == 0, "what a run learns counts from the next one on"
+        LEARNED.append(lessons.read_bytes())
+    lessons.parent.mkdir(parents=True, exist_ok=True)
+    lessons.write_bytes(LEARNED[0])
+
+
+def test_early_exit_depends_neither_on_the_order_nor_on_what_the_run_learns(batch: Batch, lessons: Path) -> None:
+    learned(batch, lessons)
+    assert batch(*EARLY, "--together", "1").status == 0 and dropped() > 0
+    batch(*EARLY, "--together", "3", texts=TEXTS[::-1], out="turned")
+    assert by_prompt() == by_prompt("turned") and dropped("turned") == dropped()
+    with Store.open("run") as kept:
+        rule = png.read(next(iter(kept.items())).images[0].path).early_exit
+    assert rule is not None and rule.margins
+
+
+@pytest.mark.parametrize("more", [(), ("--join",)])
+def test_a_resumed_run_goes_by_what_was_known_when_it_began(
+    more: tuple[str, ...], batch: Batch, lessons: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned(batch, lessons)
+    batch(*EARLY, out="straight")
+    finish = queue.Queue.finish
+
+    def stop(self: queue.Queue, *rest: Any) -> bool:
+        os.kill(os.getpid(), 15)
+        return finish(self, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue.Queue, "finish", stop)
+        patch.setattr(Interrupt, "_restore", lambda self: None)
+        assert batch(*EARLY, "--together", "1").status == 130
+    lessons.unlink()  # whatever has been learned or lost since
+    assert batch(*EARLY, *more, "--json").json["done"] == 5
+    assert dropped() == dropped("straight") > 0 and images() == images("straight")
+
+
+def test_rows_may_have_an_early_exit_of_their_own(command: Command, lessons: Path) -> None:
+    rows = [{"prompt": "a"}, {"prompt": "b", "early_exit": "calibrated"}, {"prompt": "c", "early_exit": "soon"}]
+    Path("p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = command("batch", "p.jsonl", *BASE, "--steps", "5", "--budget", "20", "--json", "--out", "run").json
+    assert found["done"] == 2 and "early_exit can't be 'soon'" in found["failures"][0]["reason"]
+    with Store.open("run") as kept:
+        assert ["early_exit" in item.settings and bool(item.settings["early_exit"]) for item in kept.items()] == [
+            False,
+            True,
+        ]
+
+
+def test_a_dry_run_teaches_early_exit_nothing(batch: Batch, lessons: Path) -> None:
+    assert batch(*EARLY, "--dry-run").status == 0 and not lessons.exists()
 
 
 def test_copies_get_files_of_their_own(batch: Batch) -> None:
@@ -512,6 +590,7 @@ def test_a_dry_run_counts_and_writes_nothing(batch: Batch) -> None:
         (("--budget", "0"), "--budget can't be '0'"),
         (("--set", "n"), "--set can't be 'n'"),
         (("--searcher", "rfb"), "Unknown searcher 'rfb'"),
+        (("--early-exit", "soon"), "early_exit can't be 'soon'; give off, calibrated or paper"),
     ],
 )
 def test_mistakes_are_one_sentence(words: tuple[str, ...], said: str, batch: Batch, tiny: list[dict[str, Any]]) -> None:

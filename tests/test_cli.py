@@ -784,7 +784,8 @@ def test_help_names_every_command_and_option(command: Command) -> None:
     commands += ["profile", "cost", "serve", "list", "doctor", "cite", "policy"]
     assert re.findall(r"^  (\w+(?: \w+)?)  +\S", overview, re.MULTILINE) == commands
     assert "..." not in overview.partition("Commands:")[2]
-    for option in ("--set", "--seconds", "--eflops", "--no-plain", "--quiet", "--negative", "--json", "--dtype"):
+    options = ("--set", "--seconds", "--eflops", "--no-plain", "--quiet", "--negative", "--json", "--dtype")
+    for option in (*options, "--save-noise"):
         assert option in command("generate", "--help").out
 
 

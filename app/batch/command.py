@@ -54,6 +54,9 @@ def batch(
     negative: str | None = typer.Option(None, metavar="TEXT", help="What guidance steers away from."),
     preview: str | None = typer.Option(None, metavar="NAME", help="What decodes previews; the model's default."),
     verifier_timeout: str | None = typer.Option(None, metavar="S", help="Longest time of one call of a verifier."),
+    early_exit: str | None = typer.Option(
+        None, metavar="MODE", help="Stop hopeless candidates: off, calibrated (by what was learned before), paper."
+    ),
     no_plain: bool = typer.Option(False, "--no-plain", metavar=_FLAG, help="Don't make the plain images."),
     device: str | None = typer.Option(None, metavar="NAME", help="cpu, cuda, …; the accelerator if there is one."),
     dtype: str | None = typer.Option(None, metavar="NAME", help="float32, bfloat16 or float16."),
@@ -78,7 +81,7 @@ def batch(
         **{"budget": budget, "seconds": seconds, "eflops": eflops, "steps": steps, "guidance": guidance},
         **{"height": height, "width": width, "negative": negative, "preview": preview, "device": device},
         **{"dtype": dtype, "verifier_timeout": verifier_timeout, "plain": False if no_plain else None},
-        **{"max_batch": max_batch, "report": report or None, "keep": keep},
+        **{"max_batch": max_batch, "report": report or None, "keep": keep, "early_exit": early_exit},
     }
     from imgscale.app.batch.clock import Clock
 

@@ -134,7 +134,8 @@ def _pace(scaler: Scaler, tasks: list[Task], together: int, quiet: bool) -> floa
         if time.monotonic() - began > PROBE and nfe:
             progress.cancel()
 
-    first = [replace(task.job.ask(), plain=False) for task in tasks[:together]]
+    # Nothing is learned from a probe.
+    first = [replace(task.job.ask(), plain=False, early_exit="off") for task in tasks[:together]]
     with waiting(quiet, "Measuring"), only_results_on_stdout():
         for asks in (first[:1], first):  # the first warms up
             began = time.monotonic()

@@ -16,6 +16,7 @@ from imgscale.app.auto import AutoJob, default_judges, undecided
 from imgscale.app.batch import wildcards
 from imgscale.app.batch.store import Prompt
 from imgscale.app.job import Job, parse_shapes
+from imgscale.early_exit import EarlyExit, Rule, chosen
 from imgscale.errors import UnknownName, UserError
 from imgscale.models import bundled
 from imgscale.registry import judges, members, parse
@@ -23,7 +24,7 @@ from imgscale.registry import judges, members, parse
 STDIN = "-"
 OVERRIDES = tuple(name for name in asked.READ if name not in ("device", "dtype", "max_batch"))
 """Settings that a row may change; the others are of the machine."""
-CHECKED = ("negative", "model", "searcher", "guide", "options", "verifier", "report", "preview")
+CHECKED = ("negative", "model", "searcher", "guide", "options", "verifier", "report", "preview", "early_exit")
 """Those that `Job.check` looks at; it takes its time."""
 SAMPLE = "a red circle"  # any verifier can judge it
 
@@ -66,6 +67,12 @@ class Plan:
     prompts: list[Prompt]
     tasks: list[Task]
     bad: list[records.Bad]
+
+    @property
+    def calibrated(self) -> list[str]:
+        """Models with searches whose early exit goes by what was learned before."""
+        found = [task.job for task in self.tasks if not task.error and task.job.early_exit != "off"]
+        return list(dict.fromkeys(job.model for job in found if _learns(job.early_exit)))
 
     @property
     def models(self) -> list[str]:
@@ -239,6 +246,11 @@ class _Maker:
         return self._known[key]
 
 
+def _learns(early_exit: str | Rule) -> bool:
+    exit = chosen(early_exit)
+    return isinstance(exit, EarlyExit) and exit.mode == "calibrated"
+
+
 def _override(columns: dict[str, Any], name: str) -> Any:
     """A setting in a row, taken out of it; None if it is empty, as in tables with gaps."""
     others = [alias for alias, meant in asked.ALIASES.items() if meant == name]
@@ -271,7 +283,7 @@ def _undivided(job: Job, keep: int | None) -> str:
 def _asks(job: Job) -> dict[str, Any]:
     """Everything that an image depends on but its prompt, seed and report, as JSON can hold it."""
     values = asdict(job)
-    for name in ("prompt", "seed", "report", "journal"):
+    for name in ("prompt", "seed", "report", "journal", "save_noise", "distilled"):
         del values[name]
     values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     return values | {"options": {name: str(value) for name, value in job.options.items()}}

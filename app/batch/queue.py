@@ -30,7 +30,9 @@ from imgscale.app.batch.store import (
     WAITING,
     check_version,
 )
+from imgscale.calibration import Calibrations
 from imgscale.errors import UserError
+from imgscale.models import folder_of
 
 _JSON = ("held_out", "ledger", "trace", "settings", "events", "plain_scores")  # columns of results
 PATIENCE = 60.0  # seconds to wait for another process's transaction
@@ -83,6 +85,11 @@ class Queue:
                     " anew, which moves it aside."
                 )
             do("CREATE TABLE IF NOT EXISTS decisions (item INTEGER PRIMARY KEY, decision TEXT NOT NULL)")
+            do("CREATE TABLE IF NOT EXISTS calibrations (model TEXT PRIMARY KEY, races TEXT NOT NULL)")
+            known = {model for (model,) in do("SELECT model FROM calibrations")}
+            for model in (model for model in plan.calibrated if model not in known):
+                races = Calibrations(folder_of(model), model).everything()
+                do("INSERT INTO calibrations VALUES (?, ?)", (model, races))
             self.before = {n: v for n, v in json.loads(before).items() if versions.get(n) != v}
             if not self.others:  # what couldn't be done before may be possible now
                 do("UPDATE items SET state = ?, worker = NULL WHERE state NOT IN (?, ?)", (WAITING, WAITING, DONE))
@@ -193,6 +200,11 @@ class Queue:
             "SELECT file, seed, scores FROM images WHERE item = ? ORDER BY rank", (item,)
         ).fetchall()
         return Result(values, [(file, seed, json.loads(scores)) for file, seed, scores in images])
+
+    def calibration(self, model: str) -> str | None:
+        """What early exit knew of a model when the run began, by which all its searches go; None if none needs it."""
+        row = self._database.execute("SELECT races FROM calibrations WHERE model = ?", (model,)).fetchone()
+        return None if row is None else str(row[0])
 
     def decided(self, item: int) -> dict[str, Any] | None:
         """What model="auto" chose for an item, here or before a run was stopped; None if nothing yet."""

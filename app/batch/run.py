@@ -206,6 +206,8 @@ class Run:
             self._scaler = self._loaded = None  # before the next one takes its memory
             job = next(task.job for task in self._plan.tasks if task.job.model == model)
             self._scaler = job.load(self._quiet)
+            if (known := self._queue.calibration(model)) is not None:  # whatever is learned meanwhile
+                self._scaler.calibrations.hold(known)
             self._loaded = model
 
     def _stream(self, asks: _Asks) -> None:
