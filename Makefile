@@ -12,13 +12,14 @@ DEMO_ARGS ?= --budget $(BUDGET) --seed $(SEED) --out imgscale-out/demo
 PAGE_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+QUANTISED := $(VENV)/quantised
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo page test lint bench browser clean
+.PHONY: help demo page test quantised lint bench browser clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -31,6 +32,12 @@ page: $(STAMP)  ## serve the demo's page on this machine (PAGE_ARGS go to imgsca
 
 test: $(STAMP)  ## run the tests (PYTEST_ARGS="-m 'not slow'" for the quick ones)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+
+# Apart from the environment: where torchao is installed, diffusers imports it in every process, and it warns.
+quantised: $(STAMP)  ## run the tests of quantised weights with torchao, which quantises on a CPU
+	@test -d $(QUANTISED)/torchao || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  $(addprefix --constraint ,$(CONSTRAINTS)) --no-deps --target $(QUANTISED) torchao
+	PYTHONPATH=$(QUANTISED) $(BIN)/python -m pytest tests/test_quantised.py
 
 lint: $(STAMP)  ## check style, formatting and types
 	$(BIN)/ruff check .

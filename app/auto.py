@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ DECIDED = {
     "verifier": "--verifier",
     "steps": "--steps",
     "dtype": "--dtype",
+    "distilled": "--distilled",
     "journal": "--journal",
     "preview": "--preview",
     "max_batch": "--max-batch",
@@ -69,20 +72,63 @@ class AutoJob(Job):
             checks.prompt(self.negative, "negative prompt")
         for field in fields(Job):
             if field.name in DECIDED and getattr(self, field.name) != _default(field):
-                raise _decided(DECIDED[field.name])
+                raise decided(DECIDED[field.name])
         if self.mode is not None:
             policy.quality_weight(self.mode)
         poolfile.read(self.pool)
 
-    def load(self, quiet: bool = False) -> Any:
-        """The bandit; it loads its models when it chooses them."""
+    @cached_property
+    def judge(self) -> str:
+        """What steers all searches: the pool's verifier."""
+        from imgscale.bandit import poolfile
+
+        return poolfile.read(self.pool).verifier
+
+    def command(self) -> str:
+        """The `imgscale generate` that asks the same of a bandit, in a form that a POSIX shell takes.
+
+        It chooses by what its own policy knows then.
+        """
+        limits = self.budget
+        texts = {
+            **{"model": self.model, "mode": self.mode, "policy": self.policy, "pool": self.pool},
+            **{"budget": None if limits.nfe == NO_LIMIT else limits.nfe, "seconds": limits.seconds},
+            **{"eflops": limits.eflops, "seed": self.seed, "guidance": self.guidance, "height": self.height},
+            **{"width": self.width, "negative": self.negative, "device": self.device},
+            "verifier-timeout": self.verifier_timeout,
+        }
+        pairs = [(f"--{name}", f"{value}") for name, value in texts.items() if value is not None]
+        pairs += [("--report", name) for name in self.report or ("none",)]
+        dashed = ["--"] if self.prompt.startswith("-") else []
+        return shlex.join(["imgscale", "generate", *(word for pair in pairs for word in pair), *dashed, self.prompt])
+
+    def load(self, quiet: bool = False, learn: bool = True) -> Any:
+        """The bandit; it loads its models when it chooses them.
+
+        Args:
+            quiet: Show no progress.
+            learn: Whether it is to learn from what it does.
+        """
         with only_results_on_stdout(), waiting(quiet, "Making the pool"):
             import imgscale
 
-            made = imgscale.auto(mode=self.mode, pool=self.pool, policy=self.policy, device=self.device)
+            made = imgscale.auto(mode=self.mode, pool=self.pool, policy=self.policy, device=self.device, learn=learn)
         for notice in made.notices:
             complain(notice)
         return made
+
+    def answer(self, bandit: Any, callback: Callable[[Progress], None]) -> SearchOutput:
+        """Chooses and searches by what a bandit knows now, and teaches it nothing. What is drawn is drawn by the seed.
+
+        Args:
+            bandit: From `load`.
+            callback: Called after every engine step.
+        """
+        bandit.switch(bandit.file.policy.mode if self.mode is None else self.mode)
+        output: SearchOutput = bandit.search(
+            self.ask(), budget=self.budget, draws=self.seed, progress=False, callback=callback, **self.sizes
+        )
+        return output
 
     def _search(self, scaler: Any, callback: Callable[[Progress], None]) -> SearchOutput:
         def explain(decision: Decision) -> None:
@@ -118,7 +164,8 @@ def _default(field: Any) -> Any:
     return field.default_factory() if callable(field.default_factory) else field.default
 
 
-def _decided(option: str) -> UserError:
+def decided(option: str) -> UserError:
+    """Why an option can't be given beside --model auto."""
     return UserError(f"With --model auto the bandit decides {option}, or the pool file says it; leave it out.")
 
 
@@ -130,7 +177,7 @@ def undecided(names: Collection[str]) -> None:
     """
     for name, option in DECIDED.items():
         if name in names:
-            raise _decided(option)
+            raise decided(option)
 
 
 def asked(

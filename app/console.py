@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -105,11 +106,11 @@ class Live:
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            columns = ("{task.description}", "{task.fields[spent]} NFE", "best {task.fields[best]}")
+            columns = ("{task.description}", "{task.fields[spent]} NFE", "{task.fields[best]}")
             texts = [TextColumn(column) for column in columns]
             left = TimeRemainingColumn(), TextColumn("left")
             self._bar = Bar(texts[0], BarColumn(), *texts[1:], *left, console=self._console, transient=True)
-            self._task = self._bar.add_task("searching", total=self._total, spent="0", best="–")
+            self._task = self._bar.add_task("searching", total=self._total, spent="0", best="")
             self._bar.start()
         return self
 
@@ -127,7 +128,7 @@ class Live:
         self._callback(progress)
         if self._quiet:
             return
-        best = "–" if progress.best[0] is None else f"{progress.best[0]:.4f}"
+        best = _best(progress)
         spent = f"{progress.nfe}" + (f"/{self._total}" if self._total else "")
         if self._bar is not None:
             self._bar.update(self._task, completed=progress.nfe, spent=spent, best=best)
@@ -135,7 +136,16 @@ class Live:
         now, tenth = time.monotonic(), progress.nfe * 10 // self._total if self._total else 0
         if tenth > self._tenth or now - self._said >= 30:
             self._tenth, self._said = tenth, now
-            print(f"{spent} NFE, best {best}, {now - self._began:.0f} s", file=sys.stderr, flush=True)
+            said = ", ".join(filter(None, [f"{spent} NFE", best, f"{now - self._began:.0f} s"]))
+            print(said, file=sys.stderr, flush=True)
+
+
+def _best(progress: Progress) -> str:
+    """The best score so far; that of the most promising preview while no image is finished; before that, nothing."""
+    for name, score in (("best", progress.best[0]), ("best preview", progress.in_flight[0])):
+        if score is not None and math.isfinite(score):
+            return f"{name} {score:.4f}"
+    return ""
 
 
 @contextmanager

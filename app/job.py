@@ -41,6 +41,7 @@ class Job:
     width: int | None = None
     device: str | None = None
     dtype: str | None = None
+    distilled: bool = False
     max_batch: int = 32
     exact: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -50,6 +51,11 @@ class Job:
     verifier_timeout: float | None = None
     early_exit: str | Rule = "off"
     save_noise: bool = False
+
+    @property
+    def judge(self) -> str:
+        """What steers."""
+        return self.verifier
 
     def check(self) -> None:
         """Refuses what can't be run, before the model is loaded; the cheapest checks come first.
@@ -94,8 +100,8 @@ class Job:
         pairs = [(f"--{name}", f"{value}") for name, value in texts.items() if value is not None]
         pairs += [("--set", f"{name}={value}") for name, value in self.options.items()]
         pairs += [("--report", name) for name in self.report or ("none",)]
-        dashed = ["--"] if self.prompt.startswith("-") else []
-        return shlex.join(["imgscale", "generate", *(word for pair in pairs for word in pair), *dashed, self.prompt])
+        alone = ["--distilled"] * self.distilled + ["--"] * self.prompt.startswith("-")
+        return shlex.join(["imgscale", "generate", *(word for pair in pairs for word in pair), *alone, self.prompt])
 
     def ask(self) -> Ask:
         """The same for `Scaler.stream`, which keeps no journal."""
@@ -136,7 +142,12 @@ class Job:
 
             dtype = None if self.dtype is None else getattr(torch, self.dtype)
             return imgscale.load(
-                self.model, device=self.device, dtype=dtype, max_batch=self.max_batch, exact=self.exact
+                self.model,
+                device=self.device,
+                dtype=dtype,
+                max_batch=self.max_batch,
+                exact=self.exact,
+                distilled=self.distilled or None,
             )
 
     def run(

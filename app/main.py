@@ -87,6 +87,9 @@ def generate(
     negative: str | None = typer.Option(None, metavar="TEXT", help="What guidance steers away from."),
     device: str | None = _DEVICE,
     dtype: str | None = typer.Option(None, metavar="NAME", help="float32, bfloat16 or float16."),
+    distilled: bool = typer.Option(
+        False, "--distilled", metavar=_FLAG, help="The model is a few-step one; bundled ones say so themselves."
+    ),
     out: Path = typer.Option(Path("imgscale-out"), "--out", "-o", metavar="FOLDER", help="Where files go."),
     journal: Path | None = typer.Option(
         None, metavar="FOLDER", help="Keep the search there as it goes on; the same command resumes it."
@@ -149,6 +152,7 @@ def generate(
         width=number["width"],
         device=device,
         dtype=checks.dtype(dtype),
+        distilled=distilled,
         plain=not no_plain,
         journal=journal,
         preview=preview,

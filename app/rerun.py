@@ -8,7 +8,7 @@ the user names it on the command line. Output goes beside the picture or into ``
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +179,8 @@ def as_recorded(scaler: Scaler, record: Record, job: Job) -> None:
     """Lets a model know what it knew when a picture was made, so that a search decides as it did then."""
     from imgscale.usefulness import Usefulness
 
+    if record.distilled is not None:
+        scaler.settings = replace(scaler.settings, distilled=record.distilled, path=record.path)
     scaler.usefulness = {}  # not what has been measured since
     if record.usefulness is not None:
         curves = tuple(record.usefulness.spread), tuple(record.usefulness.foresight)

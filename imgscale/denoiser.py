@@ -73,8 +73,14 @@ class Denoiser:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the network computes in."""
-        return (self._caller.network or self._pipe).dtype  # type: ignore[no-any-return]
+        """What the network computes in, which isn't what quantised weights are kept in."""
+        network = self._caller.network or self._pipe
+        modules = network.modules() if isinstance(network, torch.nn.Module) else ()
+        said = (getattr(module, "compute_dtype", None) for module in modules)  # as of bitsandbytes' layers
+        for dtype in (network.dtype, *said, getattr(self.vae, "dtype", None)):
+            if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:
+                return dtype
+        return torch.float32
 
     @property
     def description(self) -> dict[str, Any]:

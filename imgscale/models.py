@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,19 @@ class ModelSettings:
                 raise UserError(f"The key {key!r} in {file} can't be {value!r}; give {wanted}.")
         return cls(**values)
 
+    def but(self, **said: Any) -> ModelSettings:
+        """The same with what somebody says of the model; None says nothing. Defaults are added to.
+
+        Raises:
+            UserError: A value that can't be.
+        """
+        said = {key: value for key, value in said.items() if value is not None}
+        for key, value in said.items():
+            wanted, right = _KINDS[key]
+            if not right(value):
+                raise UserError(f"{key} can't be {value!r}; give {wanted.removesuffix(' or null')}.")
+        return replace(self, **{**said, "defaults": {**self.defaults, **said.get("defaults", {})}})
+
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -81,11 +94,11 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "steps": ("a whole number from 1 or null", lambda v: v is None or (_number(v) and isinstance(v, int) and v >= 1)),
     "guidance_scale": ("a number or null", lambda v: v is None or _number(v)),
     "distilled": ("true or false", lambda v: isinstance(v, bool)),
-    "path": ("own, linear, vp or null", lambda v: v in (None, "own", "linear", "vp")),
+    "path": ("one of own, linear, vp or null", lambda v: v in (None, "own", "linear", "vp")),
     "clip": ("a text", lambda v: isinstance(v, str) and bool(v)),
     "tiny": ("a text or null", lambda v: v is None or (isinstance(v, str) and bool(v))),
     "preview": ("full, tiny or linear", lambda v: v in ("full", "tiny", "linear")),
-    "defaults": ("an object", lambda v: isinstance(v, dict)),
+    "defaults": ("a dictionary", lambda v: isinstance(v, dict)),
     "summary": ("a text", lambda v: isinstance(v, str)),
 }
 

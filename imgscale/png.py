@@ -133,6 +133,8 @@ class Record(_Strict):
     width: Side
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)]
     guidance_scale: float | None = None
+    distilled: bool | None = None
+    path: Literal["own", "linear", "vp"] | None = None
     preview: Name = "full"
     preview_decoder: Name | None = None
     verifier_timeout: Annotated[float, Field(gt=0)] | None = None

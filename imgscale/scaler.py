@@ -58,6 +58,14 @@ def load(
     dtype: torch.dtype | None = None,
     max_batch: int = 32,
     exact: bool = False,
+    steps: int | None = None,
+    guidance_scale: float | None = None,
+    distilled: bool | None = None,
+    path: Literal["own", "linear", "vp"] | None = None,
+    clip: str | None = None,
+    tiny: str | None = None,
+    preview: Literal["full", "tiny", "linear"] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Scaler: ...
 
 
@@ -68,6 +76,14 @@ def load(
     dtype: torch.dtype | None = None,
     max_batch: int = 32,
     exact: bool = False,
+    steps: int | None = None,
+    guidance_scale: float | None = None,
+    distilled: bool | None = None,
+    path: str | None = None,
+    clip: str | None = None,
+    tiny: str | None = None,
+    preview: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
     **choice: Any,
 ) -> Any:
     """A model, ready to search with.
@@ -82,14 +98,27 @@ def load(
         max_batch: Images per call of the network; halved by itself when memory runs out.
         exact: Fill every call up to ``max_batch``, so that an image is the same to the bit whatever else is searched
             for at the time. Small requests cost as much as large ones then: for many searches at once.
+        steps: Transitions of an ordinary sample. This and what follows is what the model is known by from then on; what
+            its folder's ``imgscale.json`` says for None, or else the pipeline's own default.
+        guidance_scale: Of every call that doesn't say another.
+        distilled: Whether it is a few-step model, whose x0 is sharp from the start.
+        path: Where stepwise searches walk by default: "own", "linear" or "vp".
+        clip: What ``verifier="clip"`` means for it: an open_clip folder or "model/pretrained", or a bundled CLIP.
+        tiny: What ``preview="tiny"`` means for it: a bundled tiny autoencoder, or the folder or hub id of one.
+        preview: What decodes previews by default: "full", "tiny" or "linear".
+        defaults: Further arguments of every call of the pipeline, such as {"max_sequence_length": 256}.
         **choice: Of "auto" alone.
 
     Raises:
         UserError: It can't be loaded; the message says why and what to do.
     """
+    said: dict[str, Any] = {"steps": steps, "guidance_scale": guidance_scale, "distilled": distilled, "path": path}
+    said |= {"clip": clip, "tiny": tiny, "preview": preview, "defaults": defaults}
     if isinstance(model, str) and model == "auto":
         if dtype is not None or max_batch != 32 or exact:
             raise UserError('dtype, max_batch and exact can\'t be said of model="auto"; say them in the pool file.')
+        if one := next((name for name, value in said.items() if value is not None), None):
+            raise UserError(f'{one} can\'t be said of model="auto"; say it of a model, in its folder or the pool file.')
         return imgscale.auto(device=None if device is None else str(device), **choice)
     if choice:
         raise UserError(f'{", ".join(choice)} can only be said of model="auto"; this is {str(model)!r}.')
@@ -97,7 +126,9 @@ def load(
 
     if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
         raise UserError(f"max_batch can't be {max_batch!r}; give a whole number of at least 1.")
+    ModelSettings().but(**said)  # before anything is loaded
     pipe, name, settings = load_pipeline(model, device=device, dtype=dtype)
+    settings = settings.but(**said)
     measured = usefulness.known(folder_of(model), name)
     engine = Engine(Denoiser(pipe, settings.defaults), max_batch, exact)
     return Scaler(engine, name, settings, measured, folder_of(model))
@@ -405,6 +436,8 @@ class Scaler:
             "guidance_scale": guidance,
             "pipeline_arguments": dict(ask.pipeline_arguments),
             "pipeline": self.engine.denoiser.description,
+            "distilled": self.settings.distilled,
+            "path": self.settings.path,
             "exact": self.engine.exact,
         }
         if rule is not None:

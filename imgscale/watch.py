@@ -27,6 +27,8 @@ class Progress:
         nfe: Model evaluations spent by all of them.
         total: What they may spend together, or None.
         best: The best scores so far, one per search; None while there is none.
+        in_flight: What the verifier said of the most promising unfinished candidates by their previews, one per search;
+            None while none was looked at.
         rounds: Engine steps so far, one number per search; they stand still once it has stopped.
         places: Which searches these are: their numbers among the prompts, or among what `Scaler.stream` was asked for.
         preview: Decodes the most promising x0 of a search, by its place in these lists: a PIL image, or None at the
@@ -41,6 +43,7 @@ class Progress:
     nfe: int
     total: int | None
     best: list[float | None]
+    in_flight: list[float | None]
     rounds: list[int]
     places: list[int]
     preview: Callable[[int], Image | None]
@@ -114,6 +117,7 @@ class Watch:
                 nfe=nfe,
                 total=self._total,
                 best=best,
+                in_flight=[_in_flight(search) for search in searches],
                 rounds=[s.rounds for s in searches],
                 places=list(range(len(searches)) if places is None else places),
                 preview=preview,
@@ -122,3 +126,8 @@ class Watch:
                 cancel=self.cancel,
             )
         )
+
+
+def _in_flight(search: Search) -> float | None:
+    held = search.problem.incumbent
+    return None if held is None or held.scores is None else float(held.scores[0])

@@ -131,6 +131,8 @@ def test_load_takes_auto_and_refuses_what_is_not_for_it(file: Path, monkeypatch:
         imgscale.load("shapes-flow", mode="cost")  # type: ignore[call-overload]
     with pytest.raises(UserError, match="say them in the pool file"):
         imgscale.load("auto", max_batch=4)
+    with pytest.raises(UserError, match='distilled can\'t be said of model="auto"'):
+        imgscale.load("auto", distilled=True)
 
 
 def test_a_budget_masks_dearer_actions(file: Path, monkeypatch: Any) -> None:

@@ -198,9 +198,18 @@ def test_the_oracle_reports_where_it_can_and_unless_told_otherwise(command: Comm
     assert set(command("generate", "a cat", *BASE[2:], "--json").json["scores"]) == {"bright"}
 
 
+def test_before_an_image_is_finished_the_progress_tells_of_previews(command: Command) -> None:
+    said = command(*change(searcher="rbf", budget="60"), "--no-plain").err
+    lines = re.findall(r"^(\d+)/60 NFE, (best preview|best) (-?\d\.\d{4}), \d+ s$", said, re.MULTILINE)
+    kinds = [kind for _, kind, _ in lines]
+    assert kinds == sorted(kinds, reverse=True) and {*kinds} == {"best preview", "best"} and "–" not in said
+
+
 def test_values_reach_the_model(command: Command, tiny: list[dict[str, Any]]) -> None:
-    found = command(*BASE, "--json", "--height", "8", "--width", "24", "--dtype", "float32", "--device", "cpu").json
-    assert tiny == [{"model": "tiny", "device": "cpu", "dtype": torch.float32, "max_batch": 32, "exact": False}]
+    sizes = ("--height", "8", "--width", "24")
+    found = command(*BASE, "--json", *sizes, "--dtype", "float32", "--device", "cpu", "--distilled").json
+    place = {"device": "cpu", "dtype": torch.float32, "max_batch": 32, "exact": False}
+    assert tiny == [{"model": "tiny", **place, "distilled": True}]
     with Image.open(found["images"][0]) as image:
         assert image.size == (24, 8)
 
@@ -785,7 +794,7 @@ def test_help_names_every_command_and_option(command: Command) -> None:
     assert re.findall(r"^  (\w+(?: \w+)?)  +\S", overview, re.MULTILINE) == commands
     assert "..." not in overview.partition("Commands:")[2]
     options = ("--set", "--seconds", "--eflops", "--no-plain", "--quiet", "--negative", "--json", "--dtype")
-    for option in (*options, "--save-noise"):
+    for option in (*options, "--save-noise", "--distilled"):
         assert option in command("generate", "--help").out
 
 

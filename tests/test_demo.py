@@ -23,8 +23,9 @@ from PIL import Image
 
 from imgscale import png
 from imgscale.app import doctor, main
+from imgscale.app.auto import AutoJob
 from imgscale.app.demo import desk as desks
-from imgscale.app.demo import page, serve, view
+from imgscale.app.demo import handlers, page, serve, view
 from imgscale.app.demo.chart import chart
 from imgscale.app.demo.desk import Desk, Point, Ticket, View
 from imgscale.app.demo.guard import Guard
@@ -32,6 +33,7 @@ from imgscale.app.demo.offer import LONGEST_PROMPT, Offer
 from imgscale.app.demo.pace import Pace, span
 from imgscale.app.demo.runner import Runner
 from imgscale.app.job import Job
+from imgscale.bandit.store import opened
 from imgscale.budget import Budget, Ledger
 from imgscale.errors import UserError
 from imgscale.result import Candidate, SearchOutput
@@ -159,9 +161,20 @@ def test_pictures_are_wanted_only_by_those_who_look(desk: Desk) -> None:
 # ------------------------------------------------------------------------------------------------------ what it allows
 
 
+POOL = """
+[policy]
+epsilon = 0
+[[models]]
+name = "shapes-turbo"
+actions = [{searcher = "best-of-n", nfe = 8}, {searcher = "rbf", nfe = 40}]
+"""
+
+
 @pytest.fixture(scope="module")
-def offer() -> Offer:
-    return Offer.of(max_budget=200, max_queue=3)
+def offer(tmp_path_factory: pytest.TempPathFactory) -> Offer:
+    folder = tmp_path_factory.mktemp("auto")
+    (folder / "pool.toml").write_text(POOL)
+    return Offer.of(max_budget=200, max_queue=3, policy=folder / "demo.policy", pool=folder / "pool.toml")
 
 
 FORM: dict[str, Any] = {
@@ -211,6 +224,47 @@ def test_a_form_that_cannot_be_is_one_sentence(offer: Offer, change: dict[str, A
     with pytest.raises(UserError) as refused:
         offer.job(**{**FORM, **change})
     assert str(refused.value).startswith(sentence)
+
+
+AUTO: dict[str, Any] = {**FORM, "model": "auto", "mode": "cost"}
+
+
+def test_a_form_becomes_a_bandit_s_search(offer: Offer) -> None:
+    """Searcher and verifiers don't matter; what is copied names no place on this machine."""
+    job = offer.job(**{**AUTO, "searcher": "", "verifiers": []})
+    assert isinstance(job, AutoJob) and (job.mode, job.policy, job.pool) == ("cost", offer.policy, offer.pool)
+    assert (job.report, job.budget, job.judge) == (("shapes",), Budget(nfe=20), "clip")
+    assert offer.job(**{**AUTO, "report": ["clip", "sharpness"]}).report == ("sharpness",)  # clip steers
+    command = job.command()
+    assert f"--policy {offer.policy}" in command and "--searcher" not in command and "--mode cost" in command
+    shown = view.settings(handlers._copied(job))
+    assert str(offer.policy) not in shown and "imgscale.load(&#x27;auto&#x27;, mode=&#x27;cost&#x27;)" in shown
+    assert "searcher" not in shown
+    for change, sentence in (
+        ({"mode": "best"}, "Unknown mode 'best'"),
+        ({"report": ["http(url=http://127.0.0.1/)"]}, "Unknown verifier 'http"),
+        ({"budget": 201}, "The budget can't be 201"),
+        ({"prompt": " "}, "The prompt is empty"),
+    ):
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            offer.job(**{**AUTO, **change})
+
+
+def test_a_pool_or_a_policy_that_cannot_be_is_said_when_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "bad.policy").write_bytes(b"junk")
+    with pytest.raises(UserError, match="is damaged or isn't one"):
+        Offer.of(policy=tmp_path / "bad.policy")
+    (tmp_path / "bad.toml").write_text("models = 3")
+    with pytest.raises(UserError, match="bad.toml"):
+        Offer.of(pool=tmp_path / "bad.toml")
+    assert Offer.of(["auto"]).models[0] == "auto" and Offer.of().models[-1] == "auto"
+
+
+def test_the_fields_that_a_model_takes_are_shown(offer: Offer, tmp_path: Path) -> None:
+    on = handlers.Handlers(Runner(offer, tmp_path), tmp_path)
+    for model, chooses in (("auto", True), ("shapes-turbo", False)):
+        assert [update["visible"] for update in on.fits(model)] == [chooses, not chooses, not chooses]
+    assert "At most that many" in on.estimate("auto", "", [], 20)
 
 
 def record(**changes: Any) -> png.Record:
@@ -344,6 +398,7 @@ def test_nothing_from_outside_becomes_markup() -> None:
             View(state="searching", nfe=5, total=20, seconds=2.0, trace=(Point(4, 0.25),)),
             ["best clip 0.2500", "6 s left"],
         ),
+        (View(state="searching", chosen="m, rbf, 60 NFE: expected <b>"), ["m, rbf, 60 NFE: expected &lt;b&gt;"]),
         (View(state="left"), ["Stopped", "before there was an image"]),
         (View(state="done", output=output(stopped="cancelled")), ["Stopped", "this is the best so far"]),
         (View(state="done", output=output()), ["Done", "The budget is spent."]),
@@ -433,7 +488,7 @@ def test_the_api_has_names_and_no_inner_handlers(client: Client) -> None:
     assert set(described["named_endpoints"]) == {"/search", "/rerun", "/stop", "/choices"}
     assert described["unnamed_endpoints"] == {}
     named = [p["parameter_name"] for p in described["named_endpoints"]["/search"]["parameters"]]
-    assert named == ["prompt", "model", "searcher", "verifiers", "report", "budget", "seed"]
+    assert named == ["prompt", "model", "searcher", "verifiers", "report", "budget", "seed", "mode"]
     choices = client.predict(api_name="/choices")
     assert "shapes-turbo" in choices["models"] and choices["max_budget"] == 200
 
@@ -464,6 +519,51 @@ def test_a_search_through_the_api_and_again_from_its_picture(served: tuple[Runne
     code = result["python"].replace('"image.png"', repr(str(Path(image).with_name("python.png"))))
     exec(compile(code, "python", "exec"), {})
     assert Image.open(Path(image).with_name("python.png")).tobytes() == Image.open(image).convert("RGB").tobytes()
+
+
+@pytest.mark.weights
+def test_a_bandit_chooses_explains_learns_and_its_picture_is_made_again(
+    served: tuple[Runner, str], client: Client, offer: Offer
+) -> None:
+    told = list(client.submit(**{**AUTO, "budget": 50}, api_name="/search"))
+    image, _, result = told[-1]
+    assert re.fullmatch(
+        r"shapes-turbo, best-of-n, 8 NFE: expected quality 0\.\d\d ± 0\.\d\d, .* GFLOPs", result["chosen"]
+    )
+    assert any(m[2].get("chosen") == result["chosen"] for m in told[:-1])  # before it is over
+    assert (result["model"], result["nfe"], result["state"]) == ("shapes-turbo", 8, "done")
+    assert set(result["scores"]) == {"clip", "shapes"}
+    assert offer.policy is not None and opened(offer.policy)[0].learned == 1
+    words = shlex.split(result["command"])  # the very search, not another decision
+    assert words[words.index("--model") + 1] == "shapes-turbo" and words[words.index("--budget") + 1] == "8"
+    _, _, said = client.predict(handle_file(image), api_name="/rerun")
+    assert said["said"] == "Identical: all 4096 pixels are the same."
+    with pytest.raises(AppError, match="The budget is too small for every action of the pool"):
+        client.predict(**{**AUTO, "budget": 4}, api_name="/search")
+    assert opened(offer.policy)[0].learned == 1
+
+
+@pytest.mark.weights
+def test_who_stops_while_the_choice_loads_is_not_searched_for(served: tuple[Runner, str], offer: Offer) -> None:
+    """Nothing is drawn or learned then; who stops in the search has the best so far, and nothing is learned either."""
+    runner, _ = served
+    job = offer.job(**AUTO)
+    assert isinstance(job, AutoJob)
+    before = runner._auto(job).store.policy.learned
+    ticket = Ticket(runner.desk, "ann", lambda ticket: None)
+    ticket.stopped = True
+    runner._choose(ticket, job)
+    assert ticket.view.output is None and ticket.view.nfe == 0
+
+    class Late(Ticket):
+        def show(self, **changes: Any) -> None:
+            super().show(**changes)
+            self.stopped = True
+
+    late = Late(runner.desk, "ben", lambda ticket: None)
+    runner._choose(late, job)
+    assert late.view.output is not None and late.view.output.stopped == "cancelled"
+    assert runner._auto(job).store.policy.learned == before
 
 
 @pytest.mark.weights

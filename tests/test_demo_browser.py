@@ -22,6 +22,12 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 WAIT = 120_000  # ms that something may take on a busy machine
 PROMPT = "two red circles above a blue square"
 
+POOL = """
+[[models]]
+name = "shapes-turbo"
+actions = [{searcher = "best-of-n", nfe = 16}, {searcher = "rbf", nfe = 40}]
+"""
+
 pytestmark = [pytest.mark.weights]
 
 
@@ -38,7 +44,11 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runner, str]]:
-    runner = Runner(Offer.of(["shapes-turbo"], max_budget=1000, max_queue=4), tmp_path_factory.mktemp("demo"))
+    folder = tmp_path_factory.mktemp("demo")
+    (folder / "pool.toml").write_text(POOL)
+    auto: dict[str, Any] = {"policy": folder / "demo.policy", "pool": folder / "pool.toml"}
+    offer = Offer.of(["shapes-turbo"], max_budget=1000, max_queue=4, **auto)
+    runner = Runner(offer, folder)
     ticket = runner.measure("shapes-turbo")
     while not ticket.look().over:
         ticket.rest(1.0)
@@ -150,6 +160,26 @@ def test_a_search_from_the_prompt_to_the_download_and_again_from_the_png(visit: 
     assert ann.broken == ben.broken == []
     elsewhere = [url for url in ann.asked + ben.asked if not re.match(r"(http://127\.0\.0\.1:|data:|blob:)", url)]
     assert elsewhere == []
+
+
+def test_a_bandit_chooses_and_says_why(visit: Any) -> None:
+    ann = visit()
+    assert not ann.page.locator("#is-mode").is_visible()
+    ann.page.click("#is-model input")
+    ann.page.locator("[role=option]", has_text="auto").click()
+    expect(ann.page.locator("#is-mode")).to_be_visible()
+    expect(ann.page.locator("#is-searcher")).to_be_hidden()
+    expect(ann.page.locator("#is-verifiers")).to_be_hidden()
+    expect(ann.page.locator(".is-estimate")).to_contain_text("At most that many")
+    ann.page.locator("#is-mode label", has_text="cost").click()
+    ann.search()
+    said = ann.reaches("done")
+    assert re.search(r"shapes-turbo, [\w-]+, \d+ NFE: expected quality 0\.\d\d ± 0\.\d\d", said)
+    assert ann.picture("plain") and ann.picture("best")
+    settings = ann.page.locator(".is-settings").inner_text()
+    assert "imgscale generate --model shapes-turbo" in settings and "imgscale.load('shapes-turbo'" in settings
+    ann.shot("auto")
+    assert ann.broken == []
 
 
 def test_stop_in_the_middle_shows_the_best_so_far(visit: Any) -> None:

@@ -11,13 +11,14 @@ import pytest
 from PIL import Image
 
 import imgscale
-from imgscale import models, png, registry
+from imgscale import models, png, registry, verification
 from imgscale.app import generate
 from imgscale.app.grid import axes, cells, page, picture
 from imgscale.app.grid.axes import Axis
 from imgscale.app.grid.cells import Cell
 from imgscale.app.job import Job
 from imgscale.app.plots import typeface
+from imgscale.bandit.policy import quality_weight
 from imgscale.budget import Budget
 from imgscale.denoiser import Denoiser
 from imgscale.engine import Engine
@@ -25,7 +26,7 @@ from imgscale.errors import UserError
 from imgscale.models import ModelSettings
 from imgscale.problem import Problem, Verb
 from imgscale.scaler import Scaler
-from tests import zoo
+from tests import auto, zoo
 from tests.commands import Bright, Command
 
 SETTINGS = ModelSettings(steps=4, guidance_scale=3.0, defaults={"max_sequence_length": 16})
@@ -288,6 +289,85 @@ def test_a_job_s_command_asks_for_the_job(monkeypatch: pytest.MonkeyPatch, comma
     ):
         assert command(*shlex.split(job.command())[1:]).status == 0
         assert asked.pop() == job
+
+
+# ------------------------------------------------------------------------------------------------- model auto
+
+
+POOL = """verifier = "bright"
+searchers = ["best-of-n"]
+[policy]
+epsilon = 0.5
+[[models]]
+name = "tiny"
+[[models]]
+name = "other"
+"""
+AUTO = ("grid", PROMPT, "--pool", "pool.toml", "--policy", "its.policy", "--report", "none", "-q", "--json")
+
+
+@pytest.fixture
+def pool(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool file with searches of 4 and 8 NFE on `tiny` and `other`."""
+    load = imgscale.load
+    auto.use(monkeypatch, *(auto.Double(name, lambda *_: 0.5) for name in ("tiny", "other")))
+    monkeypatch.setattr(imgscale, "load", load)
+    monkeypatch.setattr(verification, "make", lambda *_, **__: Bright())
+    Path("pool.toml").write_text(POOL)
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_bandit_answers_each_cell_by_what_it_knew_before(command: Command, loads: list[str]) -> None:
+    def cells_of(x: str, y: str) -> dict[tuple[str, str], dict[str, Any]]:
+        ran = command(*AUTO, "--model", "auto", "--x", x, "--y", y)
+        assert ran.status == 0, ran.err
+        found = {(cell["x"], cell["y"]): cell for cell in ran.json["cells"]}
+        return {key if x.startswith("mode") else (key[1], key[0]): cell for key, cell in found.items()}
+
+    one = cells_of("mode=cost,quality", "seed=1,2,3,4")
+    other = cells_of("seed=4,2,1,3", "mode=quality,cost")
+    assert one.keys() == other.keys() and len(one) == 8
+    for key, cell in one.items():
+        assert cell["auto"] == other[key]["auto"] and cell["nfe"] == other[key]["nfe"]
+        with Image.open(cell["image"]) as image, Image.open(other[key]["image"]) as before:
+            assert image.tobytes() == before.tobytes() and cell["scores"] == other[key]["scores"]
+        assert "--mode" in cell["command"] and "--model auto" in cell["command"]
+    assert {cell["auto"]["quality_weight"] for cell in one.values()} == {
+        quality_weight("cost"),
+        quality_weight("quality"),
+    }
+    assert len({cell["auto"]["action"] for cell in one.values()}) > 1
+    assert not Path("its.policy").exists(), "a grid teaches nothing"
+    text = next(Path("imgscale-grid").glob("*.html")).read_text()
+    assert "best-of-n" in text and '"chosen"' in text
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_model_can_be_compared_with_a_bandit(command: Command) -> None:
+    ran = command(*AUTO, "--x", "model=auto,tiny", "--budget", "4")
+    assert ran.status == 0, ran.err
+    chosen, plain = ran.json["cells"]
+    assert chosen["auto"]["action"] and chosen["nfe"] == plain["nfe"] == 4 and "auto" not in plain
+    assert plain["command"].startswith("imgscale generate --model tiny --searcher rbf")
+
+
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--x", "searcher=rbf,svdd", "--model", "auto"), "the bandit decides --x searcher, or the pool file says it"),
+        (("--x", "set.n=1,2", "--model", "auto"), "the bandit decides --x set.n"),
+        (("--x", "seed=1,2", "--model", "auto", "--set", "n=2"), "the bandit decides --set"),
+        (("--x", "seed=1,2", "--model", "auto", "--steps", "2"), "the bandit decides --steps"),
+        (("--x", "mode=cost,best", "--model", "auto"), "best"),
+        (("--x", "mode=cost,quality", "--model", "tiny"), "--policy is for --model auto"),
+        (("--x", "model=tiny,other"), "--policy is for --model auto"),
+        (("--x", "mode=cost,quality", "--y", "model=auto,tiny"), "--x mode is for --model auto"),
+        (("--x", "mode=cost,quality", "--mode", "cost", "--model", "auto"), "both set 'mode'"),
+    ],
+)
+def test_what_a_bandit_decides_is_no_axis(words: tuple[str, ...], says: str, command: Command) -> None:
+    assert says in command(*AUTO, *words).sentence
 
 
 # --------------------------------------------------------------------------------------------- picture and page

@@ -334,6 +334,48 @@ def _flat(images: torch.Tensor, prompts: Any) -> torch.Tensor:
     return torch.zeros(len(images))
 
 
+def test_what_load_is_told_goes_before_the_folder(copy: Path) -> None:
+    from diffusers import StableDiffusionPipeline
+
+    kept = {"guidance_rescale": 0.5, "clip_skip": None}
+    write(copy, json.dumps({"steps": 7, "guidance_scale": 2.0, "distilled": True, "defaults": kept}))
+    told: dict[str, Any] = {"steps": 3, "distilled": False, "path": "own", "clip": "shapes-clip", "tiny": "shapes-tiny"}
+    here: dict[str, Any] = {"device": "cpu"}
+    told |= {"preview": "linear", "defaults": {"guidance_rescale": 0.25}}
+    wanted = ModelSettings(**{**told, "guidance_scale": 2.0, "defaults": {"guidance_rescale": 0.25, "clip_skip": None}})
+    assert {*told, "guidance_scale", "summary"} == {f.name for f in fields(ModelSettings)}, "load takes all but summary"
+    for model, place in ((str(copy), here), (StableDiffusionPipeline.from_pretrained(copy), {})):
+        scaler = imgscale.load(model, **place, **told)
+        assert scaler.settings == wanted
+        assert dict(scaler.engine.denoiser.defaults) == wanted.defaults
+        out = scaler("a cat", searcher="best-of-n", verifier=_flat, budget=3, height=16, width=16, progress=False)
+        assert (out.settings["num_inference_steps"], out.settings["guidance_scale"]) == (3, 2.0)
+        assert out.settings["distilled"] is False and out.settings["path"] == "own"
+    pipe = zoo.build("StableDiffusionPipeline")
+    assert imgscale.load(pipe, guidance_scale=0).settings == ModelSettings(guidance_scale=0)
+    assert imgscale.load(pipe).settings == ModelSettings()
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"steps": 0}, "steps can't be 0; give a whole number from 1."),
+        ({"steps": 2.5}, "steps can't be 2.5; give a whole number from 1."),
+        ({"guidance_scale": "high"}, "guidance_scale can't be 'high'; give a number."),
+        ({"distilled": 1}, "distilled can't be 1; give true or false."),
+        ({"path": "straight"}, "path can't be 'straight'; give one of own, linear, vp."),
+        ({"clip": ""}, "clip can't be ''; give a text."),
+        ({"tiny": 3}, "tiny can't be 3; give a text."),
+        ({"preview": "small"}, "preview can't be 'small'; give full, tiny or linear."),
+        ({"defaults": []}, "defaults can't be []; give a dictionary."),
+    ],
+)
+def test_what_load_is_told_is_looked_at_before_the_weights(told: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        imgscale.load("nowhere/at-all", **told)
+    assert str(caught.value) == said
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -353,7 +395,7 @@ def _flat(images: torch.Tensor, prompts: Any) -> torch.Tensor:
         ('{"distilled": null}', "can't be None; give true or false."),
         ('{"clip": 3}', "can't be 3; give a text."),
         ('{"clip": ""}', "can't be ''; give a text."),
-        ('{"defaults": []}', "can't be []; give an object."),
+        ('{"defaults": []}', "can't be []; give a dictionary."),
         ('{"summary": null}', "can't be None; give a text."),
     ],
 )

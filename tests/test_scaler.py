@@ -154,6 +154,8 @@ def test_everything_needed_to_run_it_again_is_recorded() -> None:
         "max_batch": 7,
         "pipeline_arguments": {},
         "pipeline": {"name": "gaussian", "shape": [3, 4, 6], "path": "linear"},
+        "distilled": False,
+        "path": None,
         "stopped": out.stopped,
         "exact": False,
         "rounds": out.settings["rounds"],

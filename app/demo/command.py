@@ -25,6 +25,8 @@ def demo(
     max_queue: str = typer.Option("16", metavar="N", help="How many searches may run or wait."),
     device: str | None = typer.Option(None, metavar="NAME", help="cpu, cuda, …; the accelerator if there is one."),
     dtype: str | None = typer.Option(None, metavar="NAME", help="float32, bfloat16 or float16."),
+    policy: Path | None = typer.Option(None, metavar="FILE", help="Of the model auto: what it has learned."),
+    pool: Path | None = typer.Option(None, metavar="FILE", help="Of the model auto: what it chooses from (TOML)."),
     out: Path = typer.Option(Path("imgscale-out/demo"), "--out", "-o", metavar="FOLDER", help="Where images are kept."),
     quiet: bool = typer.Option(False, "--quiet", "-q", metavar=_FLAG, help="Don't say where it listens."),
 ) -> None:
@@ -38,6 +40,8 @@ def demo(
         max_queue=checks.whole(max_queue, "--max-queue", 1, 1000),
         device=device,
         dtype=checks.dtype(dtype),
+        policy=policy,
+        pool=pool,
     )
     checks.folder(out)
     try:

@@ -17,6 +17,7 @@ from imgscale.errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from imgscale.app.job import Job
     from imgscale.result import Candidate, SearchOutput
 
 PATIENCE = 45.0  # seconds that a search goes on though nobody asks how it is: a page asks several times a second
@@ -48,6 +49,8 @@ class View:
         trace: One point for each new best.
         ledger: What was spent.
         output: At the end.
+        chosen: What a bandit chose, in a line.
+        job: The search itself where a bandit chose it, once it is over.
         files: What was written at the end, as `imgscale.app.outputs.save` names it.
         said: Why it failed; or, after a re-run, how the picture compares with the one given.
     """
@@ -63,6 +66,8 @@ class View:
     trace: tuple[Point, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     output: SearchOutput | None = None
+    chosen: str = ""
+    job: Job | None = None
     files: dict[str, Path] = field(default_factory=dict)
     said: str = ""
 

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from PIL.Image import Image
 
 from imgscale import png, registry
 from imgscale.app import outputs, rerun
+from imgscale.app.auto import AutoJob
 from imgscale.app.demo import view as html
 from imgscale.app.demo.chart import chart
 from imgscale.app.demo.desk import Ticket, View
+from imgscale.app.demo.offer import AUTO
 from imgscale.app.demo.pace import span
 from imgscale.app.demo.runner import Again, Runner
 from imgscale.app.job import Job
+from imgscale.bandit import MODES
 from imgscale.errors import UserError
 
 REST = 0.25  # seconds between two updates of a page
@@ -52,11 +56,12 @@ class Handlers:
         report: list[str],
         budget: float,
         seed: str,
+        mode: str,
         request: gr.Request,
     ) -> Iterator[list[Update]]:
         """Searches, and shows how it goes."""
         try:
-            job = self._runner.offer.job(prompt, model, searcher, verifiers, report, budget, seed)
+            job = self._runner.offer.job(prompt, model, searcher, verifiers, report, budget, seed, mode)
             self._runner.desk.stop(_measures(request))  # nobody waits for that
             ticket = self._runner.enter(_who(request), job)
         except UserError as error:
@@ -66,7 +71,7 @@ class Handlers:
 
     def again(self, picture: str | None, request: gr.Request) -> Iterator[list[Update]]:
         """Makes a picture again from the settings inside it, and shows them in the form."""
-        form = [gr.skip()] * 7
+        form = [gr.skip()] * 8
         if picture is None:
             return
         try:
@@ -93,8 +98,15 @@ class Handlers:
         self._runner.desk.stop(_who(request))
         self._runner.desk.stop(_measures(request))
 
+    def fits(self, model: str) -> list[Update]:
+        """Shows the fields that a model takes: for "auto" the mode, for others searcher and verifiers."""
+        chooses = model == AUTO
+        return [gr.update(visible=chooses), gr.update(visible=not chooses), gr.update(visible=not chooses)]
+
     def estimate(self, model: str, searcher: str, verifiers: list[str], budget: float) -> str:
         """How long a search will take on this machine."""
+        if model == AUTO:
+            return _small("At most that many: how much this prompt gets is chosen, too.")
         seconds = self._runner.estimate(model, searcher, verifiers, int(budget or 0))
         if seconds is None:
             return _small("How long that takes shows once this model has run.")
@@ -105,7 +117,7 @@ class Handlers:
     ) -> Iterator[str]:
         """The same where a model was chosen: a short search measures it if nobody waits for the device."""
         runner = self._runner
-        if runner.estimate(model, searcher, verifiers, 1) is None and not len(runner.desk):
+        if model != AUTO and runner.estimate(model, searcher, verifiers, 1) is None and not len(runner.desk):
             yield _small("Measuring how fast this model is here …")
             try:
                 ticket = runner.measure(model, _measures(request))
@@ -127,6 +139,7 @@ class Handlers:
             [name for name in job.report if name in self._runner.offer.verifiers],
             job.budget.nfe,
             str(job.seed),
+            gr.skip(),
         ]
 
     def _shown(self, ticket: Ticket, job: Job, given: Image | None = None) -> Iterator[list[Update]]:
@@ -146,7 +159,7 @@ class Handlers:
         grown = first or before is None or (view.trace, view.nfe) != (before.trace, before.nfe) or output is not None
         candidates = [(c.seed, c.score) for c in view.gallery]
         shown = [] if before is None else [(c.seed, c.score) for c in before.gallery]
-        judge = output.verifier if output is not None else job.verifier  # an ensemble has a name of its own in results
+        judge = output.verifier if output is not None else job.judge  # an ensemble has a name of its own in results
         plain = output.plain.scores.get(judge) if output is not None and output.plain is not None else None
         seconds = view.ledger.seconds if output is not None else view.seconds
         return [
@@ -156,7 +169,7 @@ class Handlers:
             html.ledger(view.ledger, seconds) if view.nfe else ("" if first else gr.skip()),
             html.gallery(view.gallery, judge) if first or candidates != shown else gr.skip(),
             self._download(view) if first or view.over else gr.skip(),
-            html.settings(job) if first else gr.skip(),
+            html.settings(view.job or _copied(job)) if first or view.job else gr.skip(),
             gr.update(interactive=view.over) if first or view.over else gr.skip(),
             gr.update(interactive=not view.over and not stopping),
         ]
@@ -184,6 +197,7 @@ class Handlers:
         report: list[str],
         budget: float,
         seed: str,
+        mode: str,
         request: gr.Request,
     ) -> Iterator[Told]:
         """Searches for a better image of a prompt.
@@ -192,7 +206,7 @@ class Handlers:
         of the same seed; and all that is known of the search.
         """
         try:
-            job = self._runner.offer.job(prompt, model, searcher, verifiers, report, budget, seed)
+            job = self._runner.offer.job(prompt, model, searcher, verifiers, report, budget, seed, mode)
             yield from self._told(self._runner.enter(_who(request), job), job)
         except UserError as error:
             raise gr.Error(str(error), print_exception=False) from error
@@ -213,7 +227,7 @@ class Handlers:
     def api_choices(self) -> dict[str, Any]:
         """What may be chosen, and the limits."""
         offer = self._runner.offer
-        names = {"models": offer.models, "searchers": offer.searchers, "verifiers": offer.verifiers}
+        names = {"models": offer.models, "searchers": offer.searchers, "verifiers": offer.verifiers, "modes": MODES}
         return {
             **{k: list(v) for k, v in names.items()},
             "max_budget": offer.max_budget,
@@ -224,6 +238,7 @@ class Handlers:
         try:
             for view in _views(ticket):
                 told: dict[str, Any] = {"state": view.state, "ahead": view.ahead, "nfe": view.nfe, "total": view.total}
+                told |= {"chosen": view.chosen} if view.chosen else {}
                 if view.state == "failed":
                     raise UserError(view.said)
                 if view.output is None:
@@ -235,14 +250,19 @@ class Handlers:
                     summary.pop(name, None)
                 summary.get("plain", {}).pop("image", None)
                 more = {
-                    "command": job.command(),
-                    "python": html.python(job),
+                    "command": (view.job or _copied(job)).command(),
+                    "python": html.python(view.job or _copied(job)),
                     **({"said": view.said} if view.said else {}),
                 }
                 plain = self._handed_out(view.files["plain"]) if "plain" in view.files else None
                 yield self._handed_out(view.files["image"]), plain, {**told, **summary, **more}
         finally:
             ticket.stop()
+
+
+def _copied(job: Job) -> Job:
+    """What somebody may copy: without places on this machine."""
+    return replace(job, policy=None, pool=None) if isinstance(job, AutoJob) else job
 
 
 def _views(ticket: Ticket) -> Iterator[View]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from imgscale.app import checks
 from imgscale.app.job import Job, default_report
@@ -12,9 +13,12 @@ from imgscale.budget import Budget
 from imgscale.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
+    from imgscale.app.auto import AutoJob
     from imgscale.png import Record
 
+MODE = "balanced"
 LONGEST_PROMPT = 1000  # characters
+AUTO = "auto"  # in the place of a model: the bandit chooses it, and the search
 READY = ("clip", "aesthetic", "shapes", "sharpness", "jpeg")  # verifiers that need nothing which isn't bundled
 EXAMPLES = (
     "two red circles above a blue square",
@@ -36,6 +40,8 @@ class Offer:
         max_queue: Searches in the line.
         device: Where models run; the accelerator if there is one.
         dtype: Of their weights; the device's usual one for None.
+        policy: The file that keeps what "auto" learns; one in the user's data folder for None.
+        pool: The pool file that "auto" chooses from; the bundled models for None.
     """
 
     models: tuple[str, ...]
@@ -45,27 +51,35 @@ class Offer:
     max_queue: int = 16
     device: str | None = None
     dtype: str | None = None
+    policy: Path | None = None
+    pool: Path | None = None
 
     @classmethod
-    def of(cls, models: Sequence[str] = (), verifiers: Sequence[str] = (), **limits: int | str | None) -> Offer:
+    def of(cls, models: Sequence[str] = (), verifiers: Sequence[str] = (), **more: Any) -> Offer:
         """The usual offer, and further models and verifiers, which then come first.
 
         Raises:
-            UserError: One of them doesn't exist.
+            UserError: One of them doesn't exist, or the pool or the policy can't be used.
         """
         from imgscale import registry
+        from imgscale.bandit import persistence, poolfile
         from imgscale.models import locate
 
         for name in models:
-            locate(name)
+            if name != AUTO:
+                locate(name)
+        if more.get("pool") is not None:
+            poolfile.read(more["pool"])
+        if more.get("policy") is not None and more["policy"].exists():
+            persistence.stored(more["policy"])
         for name in verifiers:
             registry.judges(name)
         searchers = [entry.name for entry in registry.searcher]
         return cls(
-            models=tuple(dict.fromkeys([*models, *bundled_first("shapes-flow")])),
+            models=tuple(dict.fromkeys([*models, *bundled_first("shapes-flow"), AUTO])),
             searchers=tuple(sorted(searchers, key=lambda name: (name != "rbf", name != "best-of-n", name))),
             verifiers=tuple(dict.fromkeys([*verifiers, *READY])),
-            **limits,  # type: ignore[arg-type]
+            **more,
         )
 
     def job(
@@ -77,6 +91,7 @@ class Offer:
         report: Sequence[str],
         budget: float,
         seed: str,
+        mode: str = MODE,
     ) -> Job:
         """The search that a form asks for.
 
@@ -88,11 +103,15 @@ class Offer:
             report: Any of the offered, which only report; the oracle where it can, if none is given.
             budget: NFE.
             seed: A whole number as a text: the page's own numbers end at 2**53.
+            mode: Of "auto", to which searcher and verifiers don't matter, and whose searches may take the budget at
+                most.
 
         Raises:
             UserError: One of them isn't allowed.
         """
         self._check_prompt(prompt)
+        if model == AUTO and AUTO in self.models:
+            return self._auto(prompt, report, budget, seed, mode)
         known = {"model": (self.models, [model]), "searcher": (self.searchers, [searcher])}
         for kind, (names, given) in {**known, "verifier": (self.verifiers, [*verifiers, *report])}.items():
             for name in given:
@@ -110,9 +129,32 @@ class Offer:
             verifier="+".join(dict.fromkeys(verifiers)),
             report=held_out,
             budget=Budget(nfe=self._check_budget(budget)),
-            seed=checks.whole(str(seed).strip() or "0", "The seed", 0, checks.LARGEST) or 0,
+            seed=self._check_seed(seed),
             device=self.device,
             dtype=self.dtype,
+        )
+        job.check()
+        return job
+
+    def _auto(self, prompt: str, report: Sequence[str], budget: float, seed: str, mode: str) -> AutoJob:
+        from imgscale.app.auto import AutoJob, default_judges
+        from imgscale.bandit import MODES, poolfile
+
+        for kind, names, given in (("mode", tuple(MODES), [mode]), ("verifier", self.verifiers, report)):
+            for name in given:
+                if name not in names:
+                    raise UnknownName(kind, str(name)[:100], names)
+        steering = poolfile.read(self.pool).verifier
+        job = AutoJob(
+            prompt=prompt.strip(),
+            model=AUTO,
+            report=tuple(name for name in report or default_judges(self.pool, prompt) if name != steering),
+            budget=Budget(nfe=self._check_budget(budget)),
+            seed=self._check_seed(seed),
+            device=self.device,
+            mode=mode,
+            policy=self.policy,
+            pool=self.pool,
         )
         job.check()
         return job
@@ -157,6 +199,9 @@ class Offer:
         if len(prompt) > LONGEST_PROMPT:
             raise UserError(f"The prompt has {len(prompt)} characters; shorten it to {LONGEST_PROMPT} or fewer.")
         checks.prompt(prompt)
+
+    def _check_seed(self, seed: str) -> int:
+        return checks.whole(str(seed).strip() or "0", "The seed", 0, checks.LARGEST) or 0
 
     def _check_budget(self, budget: float | None) -> int:
         number = budget if isinstance(budget, int | float) and not isinstance(budget, bool) else 0

@@ -10,8 +10,9 @@ import gradio as gr
 from imgscale.app.demo import view as html
 from imgscale.app.demo.chart import chart
 from imgscale.app.demo.handlers import Handlers
-from imgscale.app.demo.offer import EXAMPLES, LONGEST_PROMPT, Offer
+from imgscale.app.demo.offer import AUTO, EXAMPLES, LONGEST_PROMPT, MODE, Offer
 from imgscale.app.demo.runner import Runner
+from imgscale.bandit import MODES
 
 HEAD = (
     '<header class="is-head"><h1>imgscale</h1>'
@@ -42,8 +43,8 @@ def build(runner: Runner, cache: Path) -> gr.Blocks:
                 download = gr.DownloadButton("Download with settings", visible=False, size="sm", elem_id="is-download")
                 plot, ledger, gallery, settings = _html(chart((), "", 1)), _html(), _html(), _html()
             with gr.Column(elem_id="is-more"):
-                model, searcher, verifiers, report, seed, drop = _more(offer)
-        form = [prompt, model, searcher, verifiers, report, budget, seed]
+                model, mode, searcher, verifiers, report, seed, drop = _more(offer)
+        form = [prompt, model, searcher, verifiers, report, budget, seed, mode]
         parts = [status, stage, plot, ledger, gallery, download, settings, search, stop]
         _api(on, form)  # first, or the page's own handlers would take its names
         chosen = [model, searcher, verifiers, budget]
@@ -52,6 +53,7 @@ def build(runner: Runner, cache: Path) -> gr.Blocks:
         drop.upload(on.again, drop, [*parts, *form, drop], **UNQUEUED)
         stop.click(on.stop, None, stop, **AT_ONCE)
         gr.on([searcher.change, verifiers.change, budget.change], on.estimate, chosen, estimate, **AT_ONCE)
+        gr.on([model.change, demo.load], on.fits, model, [mode, searcher, verifiers], **AT_ONCE)
         gr.on([model.change, demo.load], on.measure, chosen, estimate, **UNQUEUED)
         demo.unload(on.close)
     return demo
@@ -85,8 +87,16 @@ def _ask(offer: Offer) -> tuple[gr.Textbox, gr.Button, gr.Button, gr.Slider, gr.
     return prompt, search, stop, budget, estimate
 
 
-def _more(offer: Offer) -> tuple[gr.Dropdown, gr.Dropdown, gr.Dropdown, gr.Dropdown, gr.Textbox, gr.File]:
+def _more(offer: Offer) -> tuple[gr.Dropdown, gr.Radio, gr.Dropdown, gr.Dropdown, gr.Dropdown, gr.Textbox, gr.File]:
     model = gr.Dropdown(list(offer.models), value=offer.models[0], label="Model", elem_id="is-model")
+    mode = gr.Radio(
+        list(MODES),
+        value=MODE,
+        label="Mode",
+        info="A model and a search are chosen for the prompt, by quality and cost.",
+        visible=offer.models[0] == AUTO,
+        elem_id="is-mode",
+    )
     searcher = gr.Dropdown(list(offer.searchers), value=offer.searchers[0], label="Searcher", elem_id="is-searcher")
     verifiers = gr.Dropdown(
         list(offer.verifiers),
@@ -113,7 +123,7 @@ def _more(offer: Offer) -> tuple[gr.Dropdown, gr.Dropdown, gr.Dropdown, gr.Dropd
         height=92,
         elem_id="is-drop",
     )
-    return model, searcher, verifiers, report, seed, drop
+    return model, mode, searcher, verifiers, report, seed, drop
 
 
 def _api(on: Handlers, form: list[Any]) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from imgscale.app.auto import AutoJob
 from imgscale.app.demo.desk import Desk, Point, Ticket
-from imgscale.app.demo.offer import Offer
+from imgscale.app.demo.offer import AUTO, Offer
 from imgscale.app.demo.pace import Pace
 from imgscale.app.job import Job
 from imgscale.errors import UserError
@@ -19,6 +20,7 @@ from imgscale.errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from imgscale.automatic import Auto, Decision
     from imgscale.png import Record
     from imgscale.result import SearchOutput
     from imgscale.scaler import Scaler
@@ -56,6 +58,7 @@ class Runner:
         self.desk = desk or Desk(offer.max_queue)
         self.pace = Pace()
         self._scalers: dict[str, Scaler] = {}
+        self._bandit: Auto | None = None
 
     def enter(self, who: str, job: Job, again: Again | None = None) -> Ticket:
         """Joins the line with a search.
@@ -73,9 +76,13 @@ class Runner:
     def measure(self, model: str, who: str = "the demo") -> Ticket:
         """Joins the line with a short search that tells how long others will take.
 
+        Of "auto" nothing is measured, since each of its searches takes its own time; it is made ready alone.
+
         Raises:
             UserError: There is no place.
         """
+        if model == AUTO:
+            return self.desk.enter(who, self._ready)
         job = self.offer.job(
             "a red circle", model, self.offer.searchers[0], self.offer.verifiers[:1], (), self.offer.max_budget, "0"
         )
@@ -99,13 +106,19 @@ class Runner:
 
     def estimate(self, model: str, searcher: str, verifiers: list[str], nfe: int) -> float | None:
         """Seconds of a search on this machine, or None where nothing like it has run yet."""
-        return self.pace.estimate(model, searcher, "+".join(verifiers), nfe)
+        return None if model == AUTO else self.pace.estimate(model, searcher, "+".join(verifiers), nfe)
 
     # --------------------------------------------------------------------------------------------- in the desk's thread
+
+    def _ready(self, ticket: Ticket) -> None:
+        self._auto(self.offer.job("a red circle", AUTO, "", (), (), self.offer.max_budget, "0"))
+        ticket.show(state="done")
 
     def _search(self, ticket: Ticket, job: Job, again: Again | None) -> None:
         from imgscale.app import outputs, rerun
 
+        if isinstance(job, AutoJob):
+            return self._choose(ticket, job)
         loaded = self._scaler(job)
         if ticket.stopped:
             return
@@ -122,20 +135,47 @@ class Runner:
             said = f"Stopped after {output.nfe} of {again.record.nfe} NFE, so there is nothing to compare."
             if not ticket.stopped:
                 said = rerun.compare(again.record, again.image, output)
-        files = outputs.save(output, self.out)
-        ticket.show(
-            state="done",
-            output=output,
-            files=files,
-            said=said,
-            gallery=tuple(output.gallery),
-            nfe=output.nfe,
-            ledger=output.ledger,
-            trace=tuple(Point(p.nfe, p.score, p.report) for p in output.trace),
-        )
+        _done(ticket, output, files=outputs.save(output, self.out), said=said)
+
+    def _choose(self, ticket: Ticket, job: AutoJob) -> None:
+        """A search that the bandit chooses, and learns from at once."""
+        from imgscale import png
+        from imgscale.app import outputs, rerun
+
+        bandit = self._auto(job)
+        if job.mode is not None:
+            bandit.switch(job.mode)
+
+        def explain(decision: Decision) -> None:
+            if ticket.stopped:
+                raise _Left
+            ticket.show(state="searching", total=decision.choice.action.nfe, chosen=str(decision))
+
+        try:
+            output = bandit(
+                job.prompt,
+                budget=job.budget,
+                seed=job.seed,
+                report=job.report,
+                progress=False,
+                callback=_Watch(ticket),
+                explain=explain,
+                keep=KEPT,
+            )
+        except _Left:
+            return
+        record = png.Record.of(output)
+        made = rerun.job_of(record, record.model, record.verifier, record.preview, self.offer.device)
+        _done(ticket, output, files=outputs.save(output, self.out), job=made)
 
     def _note(self, job: Job, output: SearchOutput) -> None:
         self.pace.note(job.model, job.searcher, job.verifier, output)
+
+    def _auto(self, job: Job) -> Auto:
+        if self._bandit is None:
+            made: Any = job.load(quiet=True)
+            self._bandit = made
+        return self._bandit
 
     def _scaler(self, job: Job) -> Scaler:
         """The model; bundled ones stay loaded, and of the others the one that was used last."""
@@ -145,6 +185,22 @@ class Runner:
             self._scalers = {name: scaler for name, scaler in self._scalers.items() if name in bundled()}
             self._scalers[job.model] = job.load(quiet=True)
         return self._scalers[job.model]
+
+
+class _Left(Exception):
+    """Whoever asked stopped while the bandit's choice was loading."""
+
+
+def _done(ticket: Ticket, output: SearchOutput, **more: Any) -> None:
+    ticket.show(
+        state="done",
+        output=output,
+        gallery=tuple(output.gallery),
+        nfe=output.nfe,
+        ledger=output.ledger,
+        trace=tuple(Point(p.nfe, p.score, p.report) for p in output.trace),
+        **more,
+    )
 
 
 def run(scaler: Scaler, job: Job, callback: Callable[[Progress], Any]) -> SearchOutput:

@@ -7,8 +7,9 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from imgscale.app.auto import AutoJob
 from imgscale.app.demo.desk import View
 from imgscale.app.demo.pace import span
 from imgscale.app.job import Job
@@ -52,7 +53,7 @@ def status(view: View, job: Job, stopping: bool = False) -> str:
         share = view.nfe / view.total if view.total else 0.0
         facts = [f"{view.nfe} of {view.total} NFE"]
         if view.trace and math.isfinite(view.trace[-1].score):
-            facts.append(f"best {job.verifier} {view.trace[-1].score:.4f}")
+            facts.append(f"best {job.judge} {view.trace[-1].score:.4f}")
         if view.nfe and view.total and not stopping:
             facts.append(f"{span(view.seconds * (view.total - view.nfe) / view.nfe)} left")
     elif view.state == "left":
@@ -66,9 +67,10 @@ def status(view: View, job: Job, stopping: bool = False) -> str:
         if view.output.stopped == "cancelled":
             share = view.nfe / view.total if view.total else 1.0
     said = "".join(f"<span>{escape(fact)}</span>" for fact in facts)
+    chosen = f'<p class="chosen">{escape(view.chosen)}</p>' if view.chosen else ""
     return (
         f'<div class="is-status" role="status" aria-live="polite" data-state="{view.state}">'
-        f"<p><strong>{title}</strong>{said}</p>"
+        f"<p><strong>{title}</strong>{said}</p>{chosen}"
         f'<div class="bar"><i style="width:{100 * min(share, 1):.1f}%"></i></div></div>'
     )
 
@@ -80,10 +82,12 @@ def stage(view: View | None = None, job: Job | None = None, given: Image | None 
     right_name, right_scores, right_cost = "searched", "", ""
     if view is not None and job is not None:
         output = view.output
-        right_name = f"{job.searcher} search"
+        right_name = "search" if isinstance(job, AutoJob) else f"{job.searcher} search"
+        if output is not None:
+            right_name = f"{output.searcher} search"
         left, right = given, view.preview
         if view.state == "searching" and view.trace:
-            right_name, right_scores = "best so far", _scores({job.verifier: view.trace[-1].score})
+            right_name, right_scores = "best so far", _scores({job.judge: view.trace[-1].score})
         elif view.state == "searching":
             right_name = "preview"
         if output is not None:
@@ -158,22 +162,28 @@ def settings(job: Job) -> str:
 
 
 def python(job: Job) -> str:
-    """Python that makes the image of a job again."""
-    loading = {"device": job.device, "dtype": job.dtype and f"torch.{job.dtype}"}
+    """Python that makes the image of a job again; a bandit's chooses by what its own policy knows then."""
+    bandit = isinstance(job, AutoJob)
+    loading: dict[str, Any] = {"device": job.device, "dtype": job.dtype and f"torch.{job.dtype}"}
+    if isinstance(job, AutoJob):
+        paths = {"policy": job.policy, "pool": job.pool}
+        loading |= {"mode": job.mode, **{name: None if path is None else str(path) for name, path in paths.items()}}
     where = "".join(f", {k}={v if k == 'dtype' else repr(v)}" for k, v in loading.items() if v is not None)
     limits = job.budget
     given = {
-        **{"negative_prompt": job.negative, "searcher": job.searcher, "guide": job.guide, "verifier": job.verifier},
+        "negative_prompt": job.negative,
+        **({} if bandit else {"searcher": job.searcher, "guide": job.guide, "verifier": job.verifier}),
         **{"report": list(job.report) or None, "budget": limits.nfe, "seed": job.seed},
         **{"height": job.height, "width": job.width, "num_inference_steps": job.steps, "guidance_scale": job.guidance},
         **{"options": dict(job.options) or None, "preview": job.preview, "verifier_timeout": job.verifier_timeout},
     }
     arguments = [repr(job.prompt), *(f"{name}={value!r}" for name, value in given.items() if value is not None)]
+    name = "auto" if bandit else "scaler"
     lines = [
         *(["import torch"] if job.dtype else []),
         "import imgscale\n",
-        f"scaler = imgscale.load({job.model!r}{where})",
-        "out = scaler(",
+        f"{name} = imgscale.load({job.model!r}{where})",
+        f"out = {name}(",
         *(f"    {argument}," for argument in arguments),
         ")",
         'out.images[0].save("image.png")',

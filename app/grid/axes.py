@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 
 from imgscale.errors import UnknownName, UserError
 
-TEXTS = ("model", "searcher", "guide", "verifier", "preview", "negative")
+TEXTS = ("model", "searcher", "guide", "verifier", "preview", "negative", "mode")
 NUMBERS = ("budget", "seconds", "eflops", "seed", "steps", "guidance", "height", "width")
 PROMPT = "prompt"
 OPTION = "set."  # and the name of an option of the searcher

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imgscale.app import checks
+from imgscale.app import auto, checks
+from imgscale.app.auto import AutoJob
 from imgscale.app.grid.axes import OPTION, TEXTS, Axis, replaced
 from imgscale.app.job import Job, default_report
 from imgscale.budget import Budget
@@ -16,6 +17,7 @@ from imgscale.errors import UserError
 if TYPE_CHECKING:
     from imgscale.result import SearchOutput
 
+DECIDED = ("searcher", "guide", "set", "verifier", "preview", "steps", "dtype")  # by a bandit, or said in its pool file
 STOPPED = "It was stopped before this one was begun."
 
 
@@ -53,7 +55,7 @@ def cells(prompt: str, flags: Mapping[str, Any], x: Axis, y: Axis | None) -> lis
         y: Along the rows; None for one row.
 
     Raises:
-        UserError: A value goes with no other, or an axis and an option set the same.
+        UserError: A value goes with no other, an axis and an option set the same, or an option is of no cell's model.
     """
     for axis in (x, y):
         if axis is not None and flags.get(axis.name) is not None:
@@ -63,6 +65,10 @@ def cells(prompt: str, flags: Mapping[str, Any], x: Axis, y: Axis | None) -> lis
     else:
         rows = [[]] if y is None else [[(y, value)] for value in y.values]
         places = [(i, k, [(x, value), *row]) for k, row in enumerate(rows) for i, value in enumerate(x.values)]
+    models = next((axis.values for axis in (x, y) if axis and axis.name == "model"), (flags.get("model"),))
+    for name in ("policy", "pool", "mode"):
+        if flags.get(name) is not None and "auto" not in models:
+            raise UserError(f"--{name} is for --model auto; add that, or leave it out.")
     found = [_cell(prompt, flags, column, row, at) for column, row, at in places]
     for axis in (x, y):
         for value in axis.values if axis else ():
@@ -97,32 +103,73 @@ def _job(prompt: str, flags: Mapping[str, Any], at: Sequence[tuple[Axis, str]]) 
     def label(name: str) -> str:
         return labels.get(name, f"--{name}")
 
+    prompt = replaced(checks.prompt(prompt), at)
+    if given["model"] == "auto":
+        return _automatic(prompt, given, values, label)
+    if "mode" in values:
+        raise UserError(f"{label('mode')} is for --model auto; add that, or leave it out.")
+    texts = {name: given[name] for name in (*TEXTS, "device") if name != "mode" and given[name] is not None}
+    if texts.get("guide") == "none":
+        del texts["guide"]
+    options = {name.removeprefix(OPTION): value for name, value in values.items() if name.startswith(OPTION)}
+    report = given["report"] or default_report(texts.get("model", Job.model), prompt)
+    return Job(
+        prompt=prompt,
+        **texts,
+        **_numbers(given, label, 200),
+        options={**checks.options(given["set"]), **options},
+        report=tuple(name for name in report if name != "none"),
+        steps=checks.whole(given["steps"], label("steps"), 1, 1000),
+        dtype=checks.dtype(given["dtype"]),
+        plain=False,
+    )
+
+
+def _automatic(prompt: str, given: Mapping[str, Any], values: Collection[str], label: Callable[[str], str]) -> AutoJob:
+    """One whose model and search the bandit chooses.
+
+    Raises:
+        UserError: A value can't be read, or isn't the user's to set here.
+    """
+    for name in (*DECIDED, *values):
+        if name.startswith(OPTION) or (name in DECIDED and given[name]):
+            raise auto.decided(label(name))
+    pool, policy = (None if given.get(name) is None else Path(given[name]) for name in ("pool", "policy"))
+    report = given["report"] or auto.default_judges(pool, prompt)
+    return AutoJob(
+        prompt=prompt,
+        model="auto",
+        **_numbers(given, label, auto.NO_LIMIT),
+        negative=given["negative"],
+        device=given["device"],
+        report=tuple(name for name in report if name != "none"),
+        plain=False,
+        mode=auto.weight(given["mode"]),
+        policy=policy,
+        pool=pool,
+    )
+
+
+def _numbers(given: Mapping[str, Any], label: Callable[[str], str], most: int) -> dict[str, Any]:
+    """What every search is asked for in numbers.
+
+    Args:
+        given: The settings as texts.
+        label: What the user calls a setting.
+        most: NFE where no budget is given.
+    """
+
     def whole(name: str, low: int, high: int | None = None) -> int | None:
         return checks.whole(given[name], label(name), low, high)
 
     def positive(name: str, *, zero: bool = False) -> float | None:
         return checks.positive(given[name], label(name), zero=zero)
 
-    prompt = replaced(checks.prompt(prompt), at)
-    texts = {name: given[name] for name in (*TEXTS, "device") if given[name] is not None}
-    if texts.get("guide") == "none":
-        del texts["guide"]
-    options = {name.removeprefix(OPTION): value for name, value in values.items() if name.startswith(OPTION)}
-    report = given["report"]
-    return Job(
-        prompt=prompt,
-        **texts,
-        options={**checks.options(given["set"]), **options},
-        report=tuple(name for name in report if name != "none")
-        if report
-        else default_report(texts.get("model", Job.model), prompt),
-        budget=Budget(nfe=whole("budget", 1) or 200, seconds=positive("seconds"), eflops=positive("eflops")),
-        seed=whole("seed", 0, checks.LARGEST) or 0,
-        steps=whole("steps", 1, 1000),
-        guidance=positive("guidance", zero=True),
-        height=whole("height", 1, 16384),
-        width=whole("width", 1, 16384),
-        dtype=checks.dtype(given["dtype"]),
-        plain=False,
-        verifier_timeout=positive("verifier-timeout"),
-    )
+    return {
+        "budget": Budget(nfe=whole("budget", 1) or most, seconds=positive("seconds"), eflops=positive("eflops")),
+        "seed": whole("seed", 0, checks.LARGEST) or 0,
+        "guidance": positive("guidance", zero=True),
+        "height": whole("height", 1, 16384),
+        "width": whole("width", 1, 16384),
+        "verifier_timeout": positive("verifier-timeout"),
+    }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from imgscale.app import checks
+from imgscale.app.auto import AutoJob
 from imgscale.app.console import CANCELLED, complain, only_results_on_stdout, print_json
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 HELP = (
     "Compare the values of one or two settings on a prompt.\n\nWrites one picture and one page with a cell for each"
     " combination, such as --x searcher=best-of-n,rbf --y budget=25,50,100. SETTING is model, searcher, guide,"
-    " verifier, budget, seconds, eflops, seed, steps, guidance, height, width, preview, negative, set.OPTION of the"
-    " searcher, or prompt, whose first value is the part of PROMPT that the others replace. A number range is 1,2,..,8."
-    " Ctrl-C shows what is finished."
+    " verifier, budget, seconds, eflops, seed, steps, guidance, height, width, preview, negative, mode of --model auto,"
+    " set.OPTION of the searcher, or prompt, whose first value is the part of PROMPT that the others replace. A number"
+    " range is 1,2,..,8. Ctrl-C shows what is finished."
 )
 _FLAG = " "
 
@@ -30,7 +31,7 @@ def grid(
     prompt: str = typer.Argument(..., metavar="PROMPT", help="What the images should show."),
     x: str | None = typer.Option(None, "--x", "-x", metavar="SETTING=VALUES", help="Along the columns: a,b,c."),
     y: str | None = typer.Option(None, "--y", "-y", metavar="SETTING=VALUES", help="Along the rows."),
-    model: str | None = typer.Option(None, "--model", "-m", metavar="NAME", help="Of all cells; shapes-flow."),
+    model: str | None = typer.Option(None, "--model", "-m", metavar="NAME", help="Of all cells, or auto; shapes-flow."),
     searcher: str | None = typer.Option(None, "--searcher", "-s", metavar="NAME", help="rbf."),
     guide: str | None = typer.Option(None, metavar="NAME", help="Bends the searcher's steps."),
     settings: list[str] = typer.Option([], "--set", metavar="OPTION=VALUE", help="The searcher's option; repeatable."),
@@ -49,6 +50,11 @@ def grid(
     dtype: str | None = typer.Option(None, metavar="NAME", help="float32, bfloat16 or float16."),
     preview: str | None = typer.Option(None, metavar="NAME", help="What decodes previews; the model's default."),
     verifier_timeout: str | None = typer.Option(None, metavar="S", help="Longest time of one call of a verifier."),
+    mode: str | None = typer.Option(
+        None, metavar="MODE", help="Of --model auto: cost, balanced, quality, or the weight of quality."
+    ),
+    policy: Path | None = typer.Option(None, metavar="FILE", help="Of --model auto: what it has learned."),
+    pool: Path | None = typer.Option(None, metavar="FILE", help="Of --model auto: what it chooses from (TOML)."),
     together: str = typer.Option("8", metavar="N", help="Cells of a model that are searched side by side."),
     out: Path = typer.Option(Path("imgscale-grid"), "--out", "-o", metavar="FOLDER", help="Where files go."),
     as_json: bool = typer.Option(False, "--json", metavar=_FLAG, help="Print one JSON object."),
@@ -59,6 +65,7 @@ def grid(
         **{"report": report, "budget": budget, "seconds": seconds, "eflops": eflops, "seed": seed, "steps": steps},
         **{"guidance": guidance, "height": height, "width": width, "negative": negative, "device": device},
         **{"dtype": dtype, "preview": preview, "verifier-timeout": verifier_timeout},
+        **{"mode": mode, "policy": policy, "pool": pool},
     }
     raise typer.Exit(compare(prompt, x, y, flags, out, together=together, as_json=as_json, quiet=quiet))
 
@@ -151,9 +158,17 @@ def _said(path: Path) -> str | None:
 
 def _shared(cells: Sequence[Cell], axes: Sequence[Axis]) -> str:
     """What all cells have in common, in a line."""
-    job = next(cell.job for cell in cells if cell.output is not None and cell.job is not None)
-    outputs = [cell.output for cell in cells if cell.output is not None]
+    jobs = [cell.job for cell in cells if cell.output is not None and cell.job is not None]
+    job, outputs = jobs[0], [cell.output for cell in cells if cell.output is not None]
     free = {axis.name for axis in axes}
+    if any(isinstance(each, AutoJob) for each in jobs):
+        mode = job.mode if isinstance(job, AutoJob) else None
+        judges = {each.judge for each in jobs}
+        parts = {
+            **{"model": "auto", "mode": None if mode is None else f"mode {mode}", "seed": f"seed {job.seed}"},
+            "verifier": f"steered by {judges.pop()}" if len(judges) == 1 else None,
+        }
+        return " · ".join(text for name, text in parts.items() if text and name not in free)
     options = " ".join(f"{k}={v}" for k, v in job.options.items() if f"set.{k}" not in free)
     parts = {
         **{"model": job.model, "searcher": " ".join(filter(None, [job.searcher, options])), "guide": job.guide},
@@ -217,6 +232,7 @@ def _row(cell: Cell, axes: Sequence[Axis]) -> dict[str, Any]:
         "seed": of.settings["seed"],
         "seeds": of.seeds,
         "stopped": of.stopped,
+        **({"auto": of.decision.as_dict()} if of.decision is not None else {}),
         "command": cell.job.command() if cell.job else None,
     }
 

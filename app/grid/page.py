@@ -8,6 +8,7 @@ from typing import Any
 
 from imgscale import png
 from imgscale.app import pages
+from imgscale.app.auto import NO_LIMIT, AutoJob
 from imgscale.app.generate import REASONS
 from imgscale.app.grid import picture
 from imgscale.app.grid.axes import Axis
@@ -86,7 +87,8 @@ def _cell(cell: Cell, best: bool, side: int) -> str:
     texts[of.verifier] = f"<b>{'★ ' * best}{texts[of.verifier]}</b>"
     scores = "<br>".join(texts.values())
     early = "<br><span class='bad'>stopped early</span>" if of.stopped == "cancelled" else ""
-    more = f"{of.nfe} NFE · {of.ledger.seconds:.1f} s<br>seed {of.settings['seed']}"
+    chosen = f"{escape(of.model)}, {escape(of.searcher)}<br>" if of.decision is not None else ""
+    more = f"{chosen}{of.nfe} NFE · {of.ledger.seconds:.1f} s<br>seed {of.settings['seed']}"
     return (
         f'<td><button type="button" class="cell{" best" * best}"><span class="frame">'
         f'<img{" class=tiny" * tiny} src="{source}" alt="{escape(of.prompt)}"'
@@ -105,7 +107,7 @@ def _data(cell: Cell, x: Axis, y: Axis | None) -> dict[str, Any]:
     at = ", ".join(f"{axis.title} {axis.values[index[axis.flag]]}" for axis in (x, y) if axis)
     found: dict[str, Any] = {"title": at, "error": cell.error, "scores": [], "facts": [], "events": [], "settings": []}
     if cell.job is not None:
-        found |= {"settings": _settings(cell.job), "command": cell.job.command(), "seed": str(cell.job.seed)}
+        found |= {"settings": _settings(cell, cell.job), "command": cell.job.command(), "seed": str(cell.job.seed)}
     if (of := cell.output) is not None:
         found["scores"] = [
             [name, score, " (steers)" if name == of.verifier else " (held out)" if name in of.held_out else ""]
@@ -122,8 +124,18 @@ def _data(cell: Cell, x: Axis, y: Axis | None) -> dict[str, Any]:
     return found
 
 
-def _settings(job: Job) -> list[tuple[str, str]]:
+def _settings(cell: Cell, job: Job) -> list[tuple[str, str]]:
     limits = job.budget
+    if isinstance(job, AutoJob):
+        decision = None if cell.output is None else cell.output.decision
+        chosen = {
+            **{"prompt": job.prompt, "negative": job.negative, "model": job.model, "mode": job.mode},
+            **{"chosen": decision, "verifier": job.judge, "report": ", ".join(job.report) or None},
+            **{"budget": None if limits.nfe == NO_LIMIT else f"at most {limits.nfe} NFE", "seconds": limits.seconds},
+            **{"eFLOPs": limits.eflops, "seed": job.seed, "guidance": job.guidance, "height": job.height},
+            "width": job.width,
+        }
+        return [(name, str(value)) for name, value in chosen.items() if value is not None]
     values = {
         **{"prompt": job.prompt, "negative": job.negative, "model": job.model, "searcher": job.searcher},
         **{"guide": job.guide, "options": ", ".join(f"{k}={v}" for k, v in job.options.items()) or None},

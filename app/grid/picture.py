@@ -147,6 +147,7 @@ class _Plan:
             of, spent = cell.output, f"{cell.output.nfe} NFE"  # and no seconds, which cells share
             names = [of.verifier, *(name for name in of.scores if name != of.verifier)]
             texts = [(_written(name, of.scores[name]), name == of.verifier) for name in names]
+            texts += [(f"{of.model}, {of.searcher}", False)] if of.decision is not None else []
             texts += [(spent, False), *([("stopped early", False)] if of.stopped == "cancelled" else [])]
             found[cell.column, cell.row] = [(_cut(t, typeface(13, bold), self.wide), bold) for t, bold in texts]
         return found

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from imgscale.app.auto import AutoJob
 from imgscale.app.console import Interrupt, complain, only_results_on_stdout
 from imgscale.app.grid.axes import Axis
 from imgscale.app.grid.cells import STOPPED, Cell
 from imgscale.errors import UserError
 
 if TYPE_CHECKING:
-    from imgscale.scaler import Scaler
+    from imgscale.automatic import Auto
     from imgscale.watch import Progress
 
 
@@ -64,8 +65,9 @@ class _Grid:
     def model(self, cells: Sequence[Cell], quiet: bool) -> None:
         """All cells of one model. If something breaks while they share batches, the rest is done one by one."""
         assert cells[0].job is not None
-        try:
-            scaler = cells[0].job.load(quiet)
+        job = cells[0].job
+        try:  # a bandit is to answer all cells by what it knew at first, whichever comes first
+            scaler = job.load(quiet, learn=False) if isinstance(job, AutoJob) else job.load(quiet)
         except Exception as error:
             for cell in cells:
                 self._fail(cell, error)
@@ -82,11 +84,14 @@ class _Grid:
                 except Exception as its_own:
                     self._fail(cell, its_own)
 
-    def _search(self, scaler: Scaler, cells: Sequence[Cell], together: int) -> None:
+    def _search(self, scaler: Any, cells: Sequence[Cell], together: int) -> None:
         def follow(progress: Progress) -> None:
             if self._interrupt.asked:
                 progress.cancel()
 
+        if isinstance(cells[0].job, AutoJob):
+            self._ask_bandit(scaler, cells, follow)
+            return
         asks = (cell.job.ask() for cell in cells if cell.job is not None)
         with only_results_on_stdout():
             for done in scaler.stream(asks, together=together, callback=follow):
@@ -97,6 +102,20 @@ class _Grid:
                     cell.output = done.output
                     self._save(cell)
                     self._bar.count()
+
+    def _ask_bandit(self, bandit: Auto, cells: Sequence[Cell], follow: Callable[[Progress], None]) -> None:
+        for cell in cells:
+            if self._interrupt.asked:
+                break
+            assert isinstance(cell.job, AutoJob)
+            try:
+                with only_results_on_stdout():
+                    cell.output = cell.job.answer(bandit, follow)
+            except UserError as error:
+                self._fail(cell, error)
+            else:
+                self._save(cell)
+                self._bar.count()
 
     def _save(self, cell: Cell) -> None:
         from imgscale.app import outputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imgscale.bandit.actions import Action
 
-CLOSED = 0.4  # of what a plain sample lacks, by ever so much search: verifiers are wrong about the rest
+CLOSED = 0.6  # of what a plain sample lacks, by ever so much search: verifiers are wrong about the rest
 
 
 def expected(action: Action) -> float:
