@@ -195,8 +195,9 @@ def rerun(
     as_json: bool = _JSON,
     quiet: bool = _QUIET,
 ) -> None:
-    """Make a picture again: by its search, from the settings inside it, or by one trajectory, from its noise.
+    """Make a picture again from the settings inside it.
 
+    Of a .noise.safetensors by one trajectory, without the search.
     The exit status is 0 if every pixel is the same, and 1 if not.
     """
 
