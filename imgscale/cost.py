@@ -121,8 +121,14 @@ def measure(
         **arguments: Further ones of the pipeline's call.
 
     Raises:
-        UserError: The pipeline's course depends on numbers that only a run would give.
+        UserError: The pipeline's course depends on numbers that only a run would give, or its weights are quantised.
     """
+    for part, network in pipe.components.items():
+        if isinstance(network, nn.Module) and _quantised(network):
+            raise UserError(
+                f"The cost of {name!r} can't be counted, since the weights of its {part} are quantised; limit nfe or"
+                " seconds, and ask imgscale cost what they take as they were."
+            )
     try:
         with Counter(), torch.no_grad():
             view, text = _hollow_pipeline(pipe)
@@ -154,6 +160,13 @@ def measure(
         verifier=score,
         notes=notes,
     )
+
+
+def _quantised(network: nn.Module) -> bool:
+    """Whether packages of others compute it, in ways that can't be counted from shapes."""
+    if getattr(network, "hf_quantizer", None) is not None:  # kept by diffusers and transformers
+        return True
+    return any(not parameter.is_floating_point() for parameter in network.parameters())
 
 
 def _hollow_pipeline(pipe: Any) -> tuple[Any, list[Work]]:

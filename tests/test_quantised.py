@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import imgscale
+from imgscale import hardware
+from imgscale.cost import measure
 from imgscale.denoiser import Denoiser
 from imgscale.scaler import Scaler
 from tests import zoo
@@ -85,7 +87,6 @@ def test_bitsandbytes_needs_a_gpu_to_load(folder: Path, monkeypatch: pytest.Monk
         run("bitsandbytes", folder, monkeypatch)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_page_s_block_searches_with_quantised_weights(
     package: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +100,8 @@ def test_the_page_s_block_searches_with_quantised_weights(
     assert out.finished and out.nfe == 4 and out.stopped == "complete" and not out.events
     denoiser = scaler.engine.denoiser
     assert denoiser.dtype == torch.bfloat16 and out.settings["pipeline"]["dtype"] == "bfloat16"
+    with pytest.raises(imgscale.UserError, match="since the weights of its .* are quantised; limit nfe or seconds"):
+        scaler.cost(verifier="sharpness", height=16, width=16)
     again = scaler("a lighthouse at dawn", searcher="rbf", budget=4, progress=False, **SMALL)
     assert again.finished and again.nfe <= 4
     as_it_was(scaler, folder)
@@ -123,7 +126,6 @@ def as_it_was(scaler: Scaler, folder: Path) -> None:
         assert 0 < float((quantised - exact).norm() / exact.norm()) < 0.3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("searcher", ["dps", "noise-gradient"])
 def test_gradients_pass_through_quantised_weights(
@@ -156,6 +158,8 @@ class Whole(torch.nn.Module):
 def test_integer_weights_aren_t_what_is_computed_in(compute: torch.dtype | None, dtype: torch.dtype) -> None:
     pipe = zoo.build("FluxPipeline")
     denoiser = imgscale.load(pipe).engine.denoiser
-    pipe.transformer = Whole(compute)
+    pipe.register_modules(transformer=Whole(compute))
+    with pytest.raises(imgscale.UserError, match="The cost of 'it' .* the weights of its transformer are quantised"):
+        measure(pipe, "it", hardware.of("H100"), height=16, width=16)
     assert denoiser.dtype == dtype
     assert denoiser.description["dtype"] == str(dtype).removeprefix("torch.")

@@ -6,6 +6,8 @@ held only while somebody looks round or comes in.
 
 from __future__ import annotations
 
+import errno
+import importlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -39,18 +41,20 @@ class Worker:
         _hold(self._file, wait=False)
 
     def leave(self) -> None:
+        self._file.close()
         with suppress(OSError):
             self._path.unlink()
-        self._file.close()
 
 
 def alive(folder: Path) -> set[str]:
     """The names of all workers that live; traces of dead ones are cleared away. To be called with the door held."""
     found = set()
     for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with suppress(OSError), path.open("a+b") as file:
-            if _hold(file, wait=False):
-                path.unlink()
+        with suppress(OSError):
+            with path.open("a+b") as file:
+                dead = _hold(file, wait=False)
+            if dead:
+                path.unlink()  # once it is closed, or Windows wouldn't
             else:
                 found.add(path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX))
     return found
@@ -64,18 +68,26 @@ def _hold(file: Any, wait: bool) -> bool:
     """Whether the lock is ours now; others are told apart by their open files, so that a process may meet itself."""
     try:
         import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        file.seek(0)
-        mode = msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK  # type: ignore[attr-defined]
-        try:
-            msvcrt.locking(file.fileno(), mode, 1)  # type: ignore[attr-defined]
-        except OSError:
-            return False
-        return True
+    except ImportError:
+        return _hold_on_windows(file, wait)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     return True
+
+
+def _hold_on_windows(file: Any, wait: bool) -> bool:
+    """The same by the file's first byte, which needn't be there. Waiting there is to try ten times in ten seconds."""
+    windows: Any = importlib.import_module("msvcrt")
+    while True:
+        file.seek(0)
+        try:
+            windows.locking(file.fileno(), windows.LK_LOCK if wait else windows.LK_NBLCK, 1)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EDEADLK):
+                raise
+            if not wait:
+                return False
+        else:
+            return True
