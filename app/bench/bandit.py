@@ -26,21 +26,21 @@ from imgscale.errors import UserError
 Floats = npt.NDArray[np.float64]
 
 # Chosen on other prompts: python -m benchmarks bandit-settings
-LINEAR = {"ridge": 30.0, "products": 4.0}
+LINEAR = {"ridge": 10.0, "products": 4.0, "alpha": 0.2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "random": {},
     "always-large": {},
     "fixed": {},
-    "routing-only": {**LINEAR, "alpha": 0.2},
-    "search-only": {**LINEAR, "alpha": 0.2},
-    "greedy": LINEAR,
-    "epsilon-greedy": LINEAR,
-    "thompson": LINEAR,
-    "knn": {},
-    "mlp": {},
-    "neuralucb": {},
+    "routing-only": LINEAR,
+    "search-only": LINEAR,
+    "greedy": {"ridge": 10.0},
+    "epsilon-greedy": {"ridge": 3.0, "epsilon": 0.02},
+    "thompson": {"ridge": 30.0, "alpha": 0.05},
+    "knn": {"neighbours": 5, "scale": 0.3, "epsilon": 0.05},
+    "mlp": {"epochs": 4, "epsilon": 0.05},
+    "neuralucb": {"epochs": 4, "alpha": 0.03, "ridge": 1.0},
     "vowpalwabbit": {},
-    "linucb": {**LINEAR, "alpha": 0.2},
+    "linucb": LINEAR,
     "oracle": {},
 }
 CHANGES: dict[str, dict[str, Any]] = {  # one a row

@@ -105,10 +105,10 @@ class Settings(_Strict):
     alpha: Annotated[float, Field(ge=0)] = 0.2
     epsilon: Share = 0.05
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    ridge: Annotated[float, Field(gt=0)] = 30.0
+    ridge: Annotated[float, Field(gt=0)] = 10.0
     products: Annotated[float, Field(gt=0)] = 4.0
     prior: bool = True
-    worth: Annotated[float, Field(ge=0)] = 100.0
+    worth: Annotated[float, Field(ge=0)] = 30.0
     dense: bool = True
     correct: Annotated[float, Field(ge=0)] = 0.5
     score: Annotated[float, Field(gt=0)] = 0.5
