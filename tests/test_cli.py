@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -388,6 +389,21 @@ def test_rerun_gives_the_same_pixels(more: tuple[str, ...], command: Command) ->
     assert re.match(r"Identical: all \d+ pixels are the same\.\nWrote .*-rerun\.png\n$", ran.out)
     again = picture.with_name(f"{picture.stem}-rerun.png")
     assert png.read(again).same_search(png.read(picture))
+
+
+def test_rerun_goes_by_what_the_model_was_said_to_be(command: Command, scaler: Scaler) -> None:
+    own = scaler.settings
+    try:
+        scaler.settings = replace(own, distilled=True, path="vp")
+        words = (*change(searcher="rbf", budget="24"), "--json", "--no-plain")
+        picture = Path(command(*words).json["images"][0])
+        scaler.settings = own
+        other = command(*words, "-o", "other").json["images"][0]
+        assert not png.read(Path(other)).same_search(png.read(picture))
+        assert command("rerun", str(picture), "--json").json["identical"]
+        assert scaler.settings.distilled and scaler.settings.path == "vp"
+    finally:
+        scaler.settings = own
 
 
 @pytest.mark.parametrize("searcher", ["best-of-n", "rbf"])

@@ -43,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def block(package: str) -> str:
     """The page's code for a package."""
+    found: str
     (found,) = [b for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if package in b]
     return found
 
