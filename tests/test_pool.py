@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from imgscale.bandit import poolfile
+from imgscale import verification
+from imgscale.bandit import Prompts, lessons, poolfile
 from imgscale.bandit.actions import Action
 from imgscale.bandit.costs import Spent, pruned
 from imgscale.bandit.poolfile import Entry, PoolFile, Search, Settings
@@ -87,6 +88,11 @@ def test_the_bundled_pool_is_of_the_bundled_models() -> None:
     assert [entry.name for entry in pool.models] == ["shapes-turbo", "shapes-flow", "shapes-flow-large", "shapes-ddpm"]
     assert [entry.optional for entry in pool.models] == [False, False, True, False] or not pool.models[2].optional
     assert (resources.files("imgscale.bandit") / "default.toml").is_file()
+    assert pool.lessons_path is not None
+    taught = lessons.read(pool.lessons_path)
+    assert {action.model.name for action in taught.actions} <= {entry.name for entry in pool.models}
+    clip = verification.make("clip", clip="shapes-clip", device="cpu")
+    assert taught.fits(Prompts(256, pool.policy.projected).names, clip.identity())  # or a new policy would lack them
 
 
 @pytest.mark.parametrize(
