@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imgscale.app.console import Live, complain, only_results_on_stdout, waiting
-from imgscale.app.job import Job, default_report
+from imgscale.app.job import Job, default_report, judgeable
 from imgscale.budget import Budget
 from imgscale.errors import UserError
 
@@ -60,7 +60,8 @@ class AutoJob(Job):
         """Refuses what can't be run before a model is loaded.
 
         Raises:
-            UserError: A prompt that is empty, an option that isn't the user's to set here, a pool that can't be.
+            UserError: A prompt that is empty or can't be judged, an option that isn't the user's to set here, a pool
+                that can't be.
         """
         from imgscale.app import checks
         from imgscale.bandit import policy, poolfile
@@ -75,7 +76,7 @@ class AutoJob(Job):
                 raise decided(DECIDED[field.name])
         if self.mode is not None:
             policy.quality_weight(self.mode)
-        poolfile.read(self.pool)
+        judgeable(self.prompt, (poolfile.read(self.pool).verifier, *self.report))
 
     @cached_property
     def judge(self) -> str:

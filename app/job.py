@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,12 +76,7 @@ class Job:
         registry.searcher.resolve(searcher, self.options)
         if guide is not None:
             registry.guide.resolve(guide)
-        judges = [entry.name for spec in (self.verifier, *self.report) for entry in registry.judges(spec).values()]
-        if "shapes" in judges:
-            try:
-                parse_shapes(self.prompt)
-            except ValueError as error:
-                raise UserError(f"The verifier 'shapes' can't judge this prompt: {error}") from error
+        judgeable(self.prompt, (self.verifier, *self.report))
 
     def command(self) -> str:
         """The `imgscale generate` that asks for this image, in a form that a POSIX shell takes.
@@ -201,6 +196,21 @@ class Job:
             **self.arguments,
         )
         return output
+
+
+def judgeable(prompt: str, verifiers: Iterable[str]) -> None:
+    """Refuses verifiers that don't exist, and the oracle for a prompt that it can't read.
+
+    Raises:
+        UserError: One of them is.
+    """
+    from imgscale import registry
+
+    if "shapes" in [entry.name for spec in verifiers for entry in registry.judges(spec).values()]:
+        try:
+            parse_shapes(prompt)
+        except ValueError as error:
+            raise UserError(f"The verifier 'shapes' can't judge this prompt: {error}") from error
 
 
 def parse_shapes(prompt: str) -> None:

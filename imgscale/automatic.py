@@ -132,6 +132,7 @@ class Auto:
         last: The latest decision, or None.
         notices: What went wrong on the way without ending it.
         pool: The actions.
+        residents: The models that are loaded.
         store: The policy and its file.
     """
 
@@ -149,10 +150,10 @@ class Auto:
         self.file, self._learns = file, learn
         self.last: Decision | None = None
         self.notices: list[str] = []
-        self._residents = Residents(file.resident, device)
+        self.residents = Residents(file.resident, device)
         self._weight = quality_weight(file.policy.mode if mode is None else mode)
         self._draws = draws
-        here = [entry for entry in file.models if not (entry.optional and _missing(entry))]
+        here = [entry for entry in file.models if not (entry.optional and missing(entry))]
         if not here:
             raise UserError("None of the pool's models is on this machine; list one that is under [[models]].")
         self._judging = Judging(file, here, device)
@@ -291,7 +292,7 @@ class Auto:
     @property
     def resident(self) -> list[str]:
         """The models that are loaded, the least recently used first."""
-        return self._residents.names
+        return self.residents.names
 
     def _lose(self, name: str, error: BaseException) -> None:
         if name in self._entries:
@@ -394,20 +395,20 @@ class Auto:
             decision = decided or self.choose(ask.prompt, budget, draws=draws)
             model, decided = decision.choice.action.model.name, None
             try:
-                scaler = self._residents.get(self._entries[model])
+                scaler = self.residents.get(self._entries[model])
                 self.last = decision
                 if explain:
                     explain(decision)
                 output = self._run(scaler, ask, decision, budget, arguments)
                 break
             except UserError as error:
-                if model in self._residents.names:  # it was loaded: something asked for can't be done
+                if model in self.residents.names:  # it was loaded: something asked for can't be done
                     raise
                 self._lose(model, error)
             except (RuntimeError, MemoryError, OSError) as error:
-                if model in self._residents.names and not is_out_of_memory(error):
+                if model in self.residents.names and not is_out_of_memory(error):
                     raise
-                self._residents.drop(model)
+                self.residents.drop(model)
                 self._lose(model, error)
         output.events += self.notices[told:]
         return output
@@ -497,7 +498,8 @@ def _size(action: Action) -> tuple[float, int]:
     return action.eflops, action.nfe
 
 
-def _missing(entry: Entry) -> bool:
+def missing(entry: Entry) -> bool:
+    """Whether a model of a pool isn't on this machine."""
     try:
         if models.locate(entry.model) is None:
             cached(entry.model)

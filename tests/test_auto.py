@@ -247,14 +247,14 @@ def test_a_model_that_fails_to_load_is_left_out_and_the_others_go_on(
     made = auto(file, own={"epsilon": 1.0})
     made(PROMPT, progress=False)
     there.broken["small/two"] = error
-    made._residents.drop("small/two")
+    made.residents.drop("small/two")
     outputs = [made(PROMPT, seed=seed, progress=False) for seed in range(8)]
     said = [event for output in outputs for event in output.events]
     assert len(said) == 1 and said[0].startswith("The model 'small/two' is left out, and the others go on: ")
     assert str(error) in said[0] and said == made.notices
     assert outputs[-1].model == "small/one" and there.loaded.count("small/two") <= 2
     there.broken["small/one"] = error
-    made._residents.drop("small/one")
+    made.residents.drop("small/one")
     with pytest.raises(UserError, match="No model of the pool can be used. The model 'small/two' is left out"):
         made(PROMPT)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shlex
 import signal
@@ -239,9 +240,12 @@ def test_a_form_becomes_a_bandit_s_search(offer: Offer) -> None:
     assert f"--policy {offer.policy}" in command and "--searcher" not in command and "--mode cost" in command
     shown = view.settings(handlers._copied(job))
     assert str(offer.policy) not in shown and "imgscale.load(&#x27;auto&#x27;, mode=&#x27;cost&#x27;)" in shown
-    assert "searcher" not in shown
+    assert "searcher" not in shown and "Command line for auto" in shown
+    both = view.settings(Job(PROMPT), job)  # what was chosen, and what was asked for
+    assert both.index("<h3>Python <") < both.index("Command line for auto")
     for change, sentence in (
         ({"mode": "best"}, "Unknown mode 'best'"),
+        ({"prompt": "a dream", "report": ["shapes"]}, "The verifier 'shapes' can't judge this prompt"),
         ({"report": ["http(url=http://127.0.0.1/)"]}, "Unknown verifier 'http"),
         ({"budget": 201}, "The budget can't be 201"),
         ({"prompt": " "}, "The prompt is empty"),
@@ -258,6 +262,15 @@ def test_a_pool_or_a_policy_that_cannot_be_is_said_when_it_starts(tmp_path: Path
     with pytest.raises(UserError, match="bad.toml"):
         Offer.of(pool=tmp_path / "bad.toml")
     assert Offer.of(["auto"]).models[0] == "auto" and Offer.of().models[-1] == "auto"
+
+
+def test_the_mode_at_the_start_is_the_pool_s(offer: Offer, tmp_path: Path) -> None:
+    assert offer.usual_mode == "balanced"
+    for mode, usual in (('"quality"', "quality"), ("0.7", "balanced")):
+        (tmp_path / "pool.toml").write_text(f"[policy]\nmode = {mode}\n[[models]]\nname = 'shapes-turbo'\n")
+        other = replace(offer, pool=tmp_path / "pool.toml")
+        job = other.job(**{name: value for name, value in AUTO.items() if name != "mode"})
+        assert isinstance(job, AutoJob) and job.mode == other.usual_mode == usual
 
 
 def test_the_fields_that_a_model_takes_are_shown(offer: Offer, tmp_path: Path) -> None:
@@ -310,6 +323,26 @@ def test_a_picture_never_says_what_to_load_nor_more_than_is_allowed(
     with pytest.raises(UserError) as refused:
         offer.again(record(**change))
     assert part in str(refused.value)
+
+
+def test_a_picture_by_auto_is_made_again_with_what_the_pool_has(offer: Offer, tmp_path: Path) -> None:
+    """Though nobody may choose it by name: whoever started the demo listed it."""
+    model = {"name": "mine", "source": "shapes-turbo", "preview": "my/own", "height": 128, "width": 96}
+    lines = [f"{name} = {value!r}" for name, value in model.items()]
+    gone = "[[models]]\nname = 'some/gone'\noptional = true\n"
+    (tmp_path / "pool.toml").write_text("\n".join(['verifier = "jpeg(quality=50)"', "[[models]]", *lines, gone]))
+    own = replace(offer, models=("shapes-flow", "auto"), verifiers=("clip",), pool=tmp_path / "pool.toml")
+    made = record(verifier="jpeg(quality=50)", preview="my/own")
+    job = own.again(made)
+    assert (job.model, job.verifier, job.preview) == ("shapes-turbo", "jpeg(quality=50)", "my/own")
+    assert (own.largest("shapes-turbo"), own.largest("shapes-flow")) == (128 * 96, 0)
+    form = handlers.Handlers(Runner(own, tmp_path), tmp_path)._form(job)
+    assert form[0] == PROMPT and all(isinstance(form[at], dict) for at in (1, 3))  # left as they are
+    for change in ({"model": "auto"}, {"model": "mine"}, {"model": "some/gone"}, {"verifier": "jpeg(quality=51)"}):
+        with pytest.raises(UserError, match="this demo doesn't offer"):
+            own.again(png.Record.model_validate_json(made.model_copy(update=change).model_dump_json()))
+    with pytest.raises(UserError, match="may not say what to load"):
+        own.again(made.model_copy(update={"preview": "your/own"}))
 
 
 def test_further_models_and_verifiers_come_first_and_must_exist() -> None:
@@ -407,6 +440,10 @@ def test_nothing_from_outside_becomes_markup() -> None:
 def test_the_status_says_what_is_going_on(state: View, words: list[str]) -> None:
     said = view.status(state, Job(prompt=PROMPT))
     assert all(word in said for word in words), said
+
+
+def test_the_status_of_a_bandit_says_that_it_chooses() -> None:
+    assert "<strong>Choosing</strong>" in view.status(View(state="loading"), AutoJob(prompt=PROMPT, model="auto"))
 
 
 def test_large_pictures_are_sent_small() -> None:
@@ -536,6 +573,9 @@ def test_a_bandit_chooses_explains_learns_and_its_picture_is_made_again(
     assert offer.policy is not None and opened(offer.policy)[0].learned == 1
     words = shlex.split(result["command"])  # the very search, not another decision
     assert words[words.index("--model") + 1] == "shapes-turbo" and words[words.index("--budget") + 1] == "8"
+    asked = shlex.split(result["auto"]["command"])
+    assert asked[2:6] == ["--model", "auto", "--mode", "cost"] and "--pool" not in asked
+    assert "imgscale.load('auto', mode='cost')" in result["auto"]["python"]
     _, _, said = client.predict(handle_file(image), api_name="/rerun")
     assert said["said"] == "Identical: all 4096 pixels are the same."
     with pytest.raises(AppError, match="The budget is too small for every action of the pool"):
@@ -544,16 +584,31 @@ def test_a_bandit_chooses_explains_learns_and_its_picture_is_made_again(
 
 
 @pytest.mark.weights
-def test_who_stops_while_the_choice_loads_is_not_searched_for(served: tuple[Runner, str], offer: Offer) -> None:
+def test_who_stops_while_the_choice_loads_is_not_searched_for(
+    served: tuple[Runner, str], offer: Offer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is drawn or learned then; who stops in the search has the best so far, and nothing is learned either."""
     runner, _ = served
     job = offer.job(**AUTO)
     assert isinstance(job, AutoJob)
-    before = runner._auto(job).store.policy.learned
+    bandit = runner._auto(job)
+    before, choose, chosen = bandit.store.policy.learned, bandit.choose, []
     ticket = Ticket(runner.desk, "ann", lambda ticket: None)
     ticket.stopped = True
     runner._choose(ticket, job)
-    assert ticket.view.output is None and ticket.view.nfe == 0
+    assert ticket.view == View()
+
+    leaving = Ticket(runner.desk, "eve", lambda ticket: None)
+
+    def while_it_chooses(*given: Any, **more: Any) -> Any:
+        leaving.stopped = True
+        chosen.append(choose(*given, **more))
+        return chosen[-1]
+
+    monkeypatch.setattr(bandit, "choose", while_it_chooses)
+    runner._choose(leaving, job)
+    assert leaving.view == View() and len(chosen) == 1
+    monkeypatch.undo()
 
     class Late(Ticket):
         def show(self, **changes: Any) -> None:
@@ -563,7 +618,25 @@ def test_who_stops_while_the_choice_loads_is_not_searched_for(served: tuple[Runn
     late = Late(runner.desk, "ben", lambda ticket: None)
     runner._choose(late, job)
     assert late.view.output is not None and late.view.output.stopped == "cancelled"
-    assert runner._auto(job).store.policy.learned == before
+    assert bandit.store.policy.learned == before
+
+
+@pytest.mark.weights
+def test_no_model_is_loaded_twice(offer: Offer, tmp_path: Path) -> None:
+    """What the bandit has is lent to others, and the other way round; its price stays its own."""
+    for first in ("auto", "shapes-turbo"):
+        runner = Runner(replace(offer, policy=tmp_path / f"{first}.policy"), tmp_path)
+        plain, auto = runner.offer.job(**FORM), runner.offer.job(**AUTO)
+        assert isinstance(auto, AutoJob)
+        for job in (plain, auto) if first == "shapes-turbo" else (auto, plain):
+            runner._choose(Ticket(runner.desk, "ann", lambda ticket: None), auto) if job is auto else runner._scaler(
+                job
+            )
+        own, lent = runner._scaler(plain), runner._auto(auto).residents.find("shapes-turbo")
+        assert lent is not None and lent.engine is own.engine
+        assert lent.price is not None and own.price is None
+        assert runner._scaler(replace(plain, dtype="float32")) is own  # as its pictures say
+        runner.desk.close()
 
 
 @pytest.mark.weights
@@ -616,10 +689,11 @@ def test_a_picture_without_settings_is_one_sentence(client: Client, tmp_path: Pa
 
 
 def test_a_port_that_is_taken_is_one_sentence(served: tuple[Runner, str], offer: Offer, tmp_path: Path) -> None:
-    port = int(served[1].rstrip("/").rpartition(":")[2])
+    port, folder = int(served[1].rstrip("/").rpartition(":")[2]), os.environ["GRADIO_TEMP_DIR"]
     with pytest.raises(UserError, match=f"can't listen at 127.0.0.1 port {port}"):
         with serve.served(Runner(replace(offer), tmp_path), port=port):
             pass
+    assert os.environ["GRADIO_TEMP_DIR"] == folder  # of the one that goes on
 
 
 # ---------------------------------------------------------------------------------------------------------- the command

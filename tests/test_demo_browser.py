@@ -178,7 +178,13 @@ def test_a_bandit_chooses_and_says_why(visit: Any) -> None:
     assert ann.picture("plain") and ann.picture("best")
     settings = ann.page.locator(".is-settings").inner_text()
     assert "imgscale generate --model shapes-turbo" in settings and "imgscale.load('shapes-turbo'" in settings
+    assert "imgscale generate --model auto --mode cost" in settings and "imgscale.load('auto', mode='cost')" in settings
+    copied = ann.page.locator(".is-settings button.copy").evaluate_all("all => all.map(each => each.dataset.copy)")
+    assert len(copied) == 4 and copied[2].startswith("imgscale generate --model auto --mode cost --budget 100 ")
     ann.shot("auto")
+    ann.page.set_viewport_size({"width": 390, "height": 844})
+    assert ann.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    ann.shot("auto-phone")
     assert ann.broken == []
 
 

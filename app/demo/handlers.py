@@ -130,13 +130,13 @@ class Handlers:
 
     def _form(self, job: Job) -> list[Update]:
         """The form's fields as a picture has them, as far as it offers that."""
-        known = job.searcher in self._runner.offer.searchers
+        offer, judges = self._runner.offer, registry.members(job.verifier)
         return [
             job.prompt,
-            job.model,
-            job.searcher if known else gr.skip(),
-            registry.members(job.verifier),
-            [name for name in job.report if name in self._runner.offer.verifiers],
+            job.model if job.model in offer.models else gr.skip(),
+            job.searcher if job.searcher in offer.searchers else gr.skip(),
+            judges if set(judges) <= set(offer.verifiers) else gr.skip(),
+            [name for name in job.report if name in offer.verifiers],
             job.budget.nfe,
             str(job.seed),
             gr.skip(),
@@ -169,7 +169,7 @@ class Handlers:
             html.ledger(view.ledger, seconds) if view.nfe else ("" if first else gr.skip()),
             html.gallery(view.gallery, judge) if first or candidates != shown else gr.skip(),
             self._download(view) if first or view.over else gr.skip(),
-            html.settings(view.job or _copied(job)) if first or view.job else gr.skip(),
+            html.settings(*filter(None, [view.job, _copied(job)])) if first or view.job else gr.skip(),
             gr.update(interactive=view.over) if first or view.over else gr.skip(),
             gr.update(interactive=not view.over and not stopping),
         ]
@@ -250,8 +250,8 @@ class Handlers:
                     summary.pop(name, None)
                 summary.get("plain", {}).pop("image", None)
                 more = {
-                    "command": (view.job or _copied(job)).command(),
-                    "python": html.python(view.job or _copied(job)),
+                    **_texts(view.job or _copied(job)),
+                    **({"auto": _texts(_copied(job))} if view.job else {}),
                     **({"said": view.said} if view.said else {}),
                 }
                 plain = self._handed_out(view.files["plain"]) if "plain" in view.files else None
@@ -263,6 +263,10 @@ class Handlers:
 def _copied(job: Job) -> Job:
     """What somebody may copy: without places on this machine."""
     return replace(job, policy=None, pool=None) if isinstance(job, AutoJob) else job
+
+
+def _texts(job: Job) -> dict[str, str]:
+    return {"command": job.command(), "python": html.python(job)}
 
 
 def _views(ticket: Ticket) -> Iterator[View]:

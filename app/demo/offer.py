@@ -14,6 +14,7 @@ from imgscale.errors import UnknownName, UserError
 
 if TYPE_CHECKING:
     from imgscale.app.auto import AutoJob
+    from imgscale.bandit.poolfile import PoolFile
     from imgscale.png import Record
 
 MODE = "balanced"
@@ -54,6 +55,18 @@ class Offer:
     policy: Path | None = None
     pool: Path | None = None
 
+    @property
+    def usual_mode(self) -> str:
+        """Of "auto" where nobody says otherwise: the pool's, if it is one with a name."""
+        mode = self._pool.policy.mode
+        return mode if isinstance(mode, str) else MODE
+
+    @property
+    def _pool(self) -> PoolFile:
+        from imgscale.bandit import poolfile
+
+        return poolfile.read(self.pool)
+
     @classmethod
     def of(cls, models: Sequence[str] = (), verifiers: Sequence[str] = (), **more: Any) -> Offer:
         """The usual offer, and further models and verifiers, which then come first.
@@ -91,7 +104,7 @@ class Offer:
         report: Sequence[str],
         budget: float,
         seed: str,
-        mode: str = MODE,
+        mode: str | None = None,
     ) -> Job:
         """The search that a form asks for.
 
@@ -104,14 +117,14 @@ class Offer:
             budget: NFE.
             seed: A whole number as a text: the page's own numbers end at 2**53.
             mode: Of "auto", to which searcher and verifiers don't matter, and whose searches may take the budget at
-                most.
+                most; `usual_mode` for None.
 
         Raises:
             UserError: One of them isn't allowed.
         """
         self._check_prompt(prompt)
         if model == AUTO and AUTO in self.models:
-            return self._auto(prompt, report, budget, seed, mode)
+            return self._auto(prompt, report, budget, seed, mode or self.usual_mode)
         known = {"model": (self.models, [model]), "searcher": (self.searchers, [searcher])}
         for kind, (names, given) in {**known, "verifier": (self.verifiers, [*verifiers, *report])}.items():
             for name in given:
@@ -138,13 +151,13 @@ class Offer:
 
     def _auto(self, prompt: str, report: Sequence[str], budget: float, seed: str, mode: str) -> AutoJob:
         from imgscale.app.auto import AutoJob, default_judges
-        from imgscale.bandit import MODES, poolfile
+        from imgscale.bandit import MODES
 
         for kind, names, given in (("mode", tuple(MODES), [mode]), ("verifier", self.verifiers, report)):
             for name in given:
                 if name not in names:
                     raise UnknownName(kind, str(name)[:100], names)
-        steering = poolfile.read(self.pool).verifier
+        steering = self._pool.verifier
         job = AutoJob(
             prompt=prompt.strip(),
             model=AUTO,
@@ -162,19 +175,24 @@ class Offer:
     def again(self, record: Record) -> Job:
         """The search that a picture describes; like `imgscale rerun`, a picture never says what to load.
 
+        What the pool has is offered, too: a picture by "auto" was made with it.
+
         Raises:
             UserError: This demo doesn't do that.
         """
         from imgscale import registry
         from imgscale.app import rerun
+        from imgscale.automatic import missing
 
-        if record.model not in self.models:
+        pool = self._pool
+        of_pool = [entry for entry in pool.models if entry.model == record.model and not missing(entry)]
+        if record.model == AUTO or not (record.model in self.models or of_pool):
             raise UserError(
                 f"The picture was made with the model {record.model[:100]!r}, which this demo doesn't offer, and"
                 f" settings in a picture may not say what to load; offered are {', '.join(self.models)}."
             )
         for name in registry.members(record.verifier):
-            if name not in self.verifiers:
+            if name not in (*self.verifiers, pool.verifier):
                 raise UserError(
                     f"The picture was judged by the verifier {name[:100]!r}, which this demo doesn't offer; offered are"
                     f" {', '.join(self.verifiers)}."
@@ -191,9 +209,15 @@ class Offer:
             )
         self._check_prompt(record.prompt)
         self._check_budget(record.budget.nfe)
-        job = rerun.job_of(record, model=record.model, verifier=record.verifier, device=self.device)
+        preview = record.preview if record.preview in [entry.preview for entry in of_pool] else None
+        job = rerun.job_of(record, record.model, record.verifier, preview, self.device)
         job.check()
         return job
+
+    def largest(self, model: str) -> int:
+        """Pixels of the images that the pool makes with a model; 0 where it leaves that to the model."""
+        sizes = [(entry.height, entry.width) for entry in self._pool.models if entry.model == model]
+        return max((height * width for height, width in sizes if height and width), default=0)
 
     def _check_prompt(self, prompt: str) -> None:
         if len(prompt) > LONGEST_PROMPT:

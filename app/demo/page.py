@@ -10,7 +10,7 @@ import gradio as gr
 from imgscale.app.demo import view as html
 from imgscale.app.demo.chart import chart
 from imgscale.app.demo.handlers import Handlers
-from imgscale.app.demo.offer import AUTO, EXAMPLES, LONGEST_PROMPT, MODE, Offer
+from imgscale.app.demo.offer import AUTO, EXAMPLES, LONGEST_PROMPT, Offer
 from imgscale.app.demo.runner import Runner
 from imgscale.bandit import MODES
 
@@ -91,9 +91,9 @@ def _more(offer: Offer) -> tuple[gr.Dropdown, gr.Radio, gr.Dropdown, gr.Dropdown
     model = gr.Dropdown(list(offer.models), value=offer.models[0], label="Model", elem_id="is-model")
     mode = gr.Radio(
         list(MODES),
-        value=MODE,
+        value=offer.usual_mode,
         label="Mode",
-        info="A model and a search are chosen for the prompt, by quality and cost.",
+        info="The model, the searcher and what is spent are chosen for each prompt, by quality and cost.",
         visible=offer.models[0] == AUTO,
         elem_id="is-mode",
     )

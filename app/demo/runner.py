@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from imgscale.automatic import Auto, Decision
+    from imgscale.bandit.poolfile import Entry
     from imgscale.png import Record
     from imgscale.result import SearchOutput
     from imgscale.scaler import Scaler
@@ -57,7 +58,7 @@ class Runner:
         self.offer, self.out = offer, out
         self.desk = desk or Desk(offer.max_queue)
         self.pace = Pace()
-        self._scalers: dict[str, Scaler] = {}
+        self._scalers: dict[tuple[str, str | None], Scaler] = {}  # by model and dtype
         self._bandit: Auto | None = None
 
     def enter(self, who: str, job: Job, again: Again | None = None) -> Ticket:
@@ -127,7 +128,7 @@ class Runner:
         if again is None:
             output = run(loaded, job, watch)
         else:
-            with _as_recorded(loaded, again.record, job) as scaler:
+            with _as_recorded(loaded, again.record, job, self.offer.largest(job.model)) as scaler:
                 output = run(scaler, job, _both(again.record, watch))
         self._note(job, output)
         said = ""
@@ -143,6 +144,8 @@ class Runner:
         from imgscale.app import outputs, rerun
 
         bandit = self._auto(job)
+        if ticket.stopped:
+            return
         if job.mode is not None:
             bandit.switch(job.mode)
 
@@ -175,16 +178,47 @@ class Runner:
         if self._bandit is None:
             made: Any = job.load(quiet=True)
             self._bandit = made
+            made.residents.lender = self._lent
         return self._bandit
 
+    def _lent(self, entry: Entry) -> Scaler | None:
+        """A model of the pool that is loaded here already."""
+        for (model, dtype), scaler in self._scalers.items():
+            if self._alike(entry, model) and entry.dtype in (dtype, _dtype(scaler)):
+                return copy.copy(scaler)  # what the pool says of it is not for others
+        return None
+
+    def _borrowed(self, job: Job) -> Scaler | None:
+        """A model that the bandit has loaded already."""
+        if self._bandit is not None:
+            for entry in self._bandit.file.models:
+                scaler = self._bandit.residents.find(entry.name)
+                if scaler and self._alike(entry, job.model) and job.dtype in (entry.dtype, _dtype(scaler)):
+                    own = copy.copy(scaler)
+                    own.price = None
+                    return own
+        return None
+
+    def _alike(self, entry: Entry, model: str) -> bool:
+        """Whether the pool loads a model as this demo does, but for the dtype."""
+        loaded = (entry.model, entry.device or self.offer.device, entry.max_batch)
+        return loaded == (model, self.offer.device, Job.max_batch)
+
     def _scaler(self, job: Job) -> Scaler:
-        """The model; bundled ones stay loaded, and of the others the one that was used last."""
+        """The model in a dtype; bundled ones stay loaded, and of the others the one that was used last."""
         from imgscale.models import bundled
 
-        if job.model not in self._scalers:
-            self._scalers = {name: scaler for name, scaler in self._scalers.items() if name in bundled()}
-            self._scalers[job.model] = job.load(quiet=True)
-        return self._scalers[job.model]
+        key, usual = (job.model, job.dtype), self._scalers.get((job.model, self.offer.dtype))
+        if usual is not None and job.dtype == _dtype(usual):
+            return usual
+        if key not in self._scalers:
+            self._scalers = {key: scaler for key, scaler in self._scalers.items() if key[0] in bundled()}
+            self._scalers[key] = self._borrowed(job) or job.load(quiet=True)
+        return self._scalers[key]
+
+
+def _dtype(scaler: Scaler) -> str:
+    return str(scaler.engine.denoiser.description["dtype"])
 
 
 class _Left(Exception):
@@ -256,16 +290,16 @@ class _Watch:
 
 
 @contextmanager
-def _as_recorded(loaded: Scaler, record: Record, job: Job) -> Iterator[Scaler]:
+def _as_recorded(loaded: Scaler, record: Record, job: Job, largest: int) -> Iterator[Scaler]:
     """The model as it was when a picture was made: what was known of it then, and the size of its batches.
 
     Raises:
-        UserError: The picture is larger than those that the model makes by itself.
+        UserError: The picture is larger than those that the model makes by itself, and than ``largest`` pixels.
     """
     from imgscale.app import rerun
 
     own = loaded.engine.denoiser.encode(record.prompt)
-    if record.width * record.height > own.width * own.height:
+    if record.width * record.height > max(own.width * own.height, largest):
         raise UserError(
             f"The picture has {record.width}x{record.height} pixels, more than the {own.width}x{own.height} that this"
             " demo makes with its model; use imgscale rerun on the command line."

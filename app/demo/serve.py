@@ -59,9 +59,7 @@ def served(runner: Runner, host: str = "127.0.0.1", port: int = 0) -> Iterator[s
     Raises:
         UserError: It can't listen there.
     """
-    before = {name: os.environ.get(name) for name in _SETTINGS}
-    with tempfile.TemporaryDirectory(prefix="imgscale-demo-") as folder:
-        os.environ |= {**_SETTINGS, "GRADIO_TEMP_DIR": folder}
+    with tempfile.TemporaryDirectory(prefix="imgscale-demo-") as folder, _settings(folder):
         blocks = page.build(runner, Path(folder).resolve())
         try:
             _, url, _ = blocks.queue().launch(
@@ -97,13 +95,21 @@ def served(runner: Runner, host: str = "127.0.0.1", port: int = 0) -> Iterator[s
         finally:
             runner.desk.close()
             blocks.close(verbose=False)
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
 
 
-_SETTINGS = {"GRADIO_TEMP_DIR": "", "GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_SHARE": "False"}
+@contextmanager
+def _settings(folder: str) -> Iterator[None]:
+    """What gradio reads from the environment, as long as the context lasts."""
+    ours = {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_SHARE": "False"}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ |= ours
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _free(host: str) -> int:

@@ -48,6 +48,8 @@ def status(view: View, job: Job, stopping: bool = False) -> str:
             facts = [f"{view.ahead} search{'es' * (view.ahead > 1)} before yours"]
     elif view.state == "loading":
         title, facts = "Loading", [job.model]
+        if isinstance(job, AutoJob):
+            title, facts = "Choosing", ["a model and a search, and loading the model"]
     elif view.state == "searching":
         title = "Stopping" if stopping else "Searching" if view.nfe else "Drawing the plain sample"
         share = view.nfe / view.total if view.total else 0.0
@@ -150,15 +152,24 @@ def ledger(spent: Ledger, seconds: float) -> str:
     return f'<dl class="is-ledger">{cells}</dl>'
 
 
-def settings(job: Job) -> str:
-    """The search as a command line and as Python, each with a button that copies it."""
+def settings(*jobs: Job) -> str:
+    """Searches as a command line and as Python, each with a button that copies it.
+
+    Args:
+        jobs: What was asked for; or, if a bandit chose, what it chose, and then what was asked for.
+    """
     blocks = []
-    for title, text in (("Command line", job.command()), ("Python", python(job))):
+    for title, text in (pair for job in jobs for pair in _texts(job)):
         blocks.append(
             f'<section><h3>{title} <button type="button" class="copy" data-copy="{escape(text)}">copy</button></h3>'
             f"<pre>{escape(text)}</pre></section>"
         )
     return f'<div class="is-settings">{"".join(blocks)}</div>'
+
+
+def _texts(job: Job) -> list[tuple[str, str]]:
+    auto = " for auto" if isinstance(job, AutoJob) else ""
+    return [(f"Command line{auto}", job.command()), (f"Python{auto}", python(job))]
 
 
 def python(job: Job) -> str:
