@@ -1,7 +1,8 @@
 """Settings of the bandit and of what it is compared with, tried on a table of prompts that the comparison doesn't use.
 
-For each policy a grid of its options; the lowest sum of regrets over cost, balanced and quality mode and a switch of
-mode is the choice, the same for all modes. `imgscale bench bandit` has the choices in its code (`SETTINGS`).
+First, how well the priors fit that table. Then, for each policy, a grid of its options; the lowest sum of regrets over
+cost, balanced and quality mode and a switch of mode is the choice, the same for all modes. `imgscale bench bandit` has
+the choices in its code (`SETTINGS`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 def main(args: argparse.Namespace) -> None:
+    print(priors_fit(args.table), flush=True)
     for name in args.policies.split(",") if args.policies else GRIDS:
         grid = GRIDS[name]
         options = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -43,6 +45,20 @@ def main(args: argparse.Namespace) -> None:
         print(f"{name}: {len(options)} settings; regret in {', '.join(SCENARIOS)}; sum", flush=True)
         for i in [*order[: args.best], order[-1]]:
             print(f"  {options[i]}: {', '.join(f'{x:.1f}' for x in found[i])}; {sum(found[i]):.1f}", flush=True)
+
+
+def priors_fit(table: Path) -> str:
+    """How far the prior is from what actions bring on average, and which `CLOSED` would be nearest."""
+    from imgscale.app.bench import bandit_table
+    from imgscale.bandit import priors
+
+    read = bandit_table.read(table).table
+    quality = np.asarray(read.expected).mean(0)
+    plain = np.array([action.model.prior for action in read.actions])
+    gap = (1 - plain) * (1 - 1 / np.array([action.candidates for action in read.actions]))
+    error = quality - [priors.expected(action) for action in read.actions]
+    nearest = gap @ (quality - plain) / (gap @ gap)
+    return f"priors: root mean square error {np.sqrt((error**2).mean()):.3f}; the nearest CLOSED is {nearest:.2f}"
 
 
 def regrets(name: str, options: dict[str, Any], table: Path, steps: int, runs: int) -> list[float]:
