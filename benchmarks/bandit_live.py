@@ -78,7 +78,7 @@ def compared(rows: list[dict[str, Any]], mode: str | float) -> list[str]:
         utility = weight * quality + (1 - weight) * (1 - cost)
         values = [float(row["correct"]), row["score"], row["eflops"] / 1e9, quality, utility]
         found.setdefault(row["who"], {})[row["prompt"]] = np.array(values)
-    common = sorted(set.intersection(*(set(each) for each in found.values())))
+    common = [prompt for prompt in found["auto"] if all(prompt in each for each in found.values())]  # as they came
     rng = np.random.default_rng(0)
     lines = [f"{len(common)} prompts, mode {mode}: right, score, GFLOPs, quality, utility"]
     mine = np.array([found["auto"][prompt] for prompt in common])
@@ -94,6 +94,8 @@ def compared(rows: list[dict[str, Any]], mode: str | float) -> list[str]:
                 *(100 * x for x in (gain.mean(0)[0], low[0], high[0]))
             )
             line += f", utility {gain.mean(0)[4]:+.3f} ({low[4]:+.3f} to {high[4]:+.3f})"
+            half = len(gain) // 2
+            line += f"; in the first half {gain[:half, 4].mean():+.3f}, in the second {gain[half:, 4].mean():+.3f}"
         lines.append(line)
     return lines
 
