@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,8 @@ Command = Callable[..., Ran]
 
 
 @pytest.fixture
-def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Command]:
+def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     """Runs ``imgscale …`` in this process, in an empty folder."""
-    old = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell may have it ignored
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
@@ -56,8 +55,7 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
             main.main(arguments)
         return Ran(int(ended.value.code or 0), *capfd.readouterr())
 
-    yield run
-    signal.signal(signal.SIGINT, old)
+    return run
 
 
 class Bright:

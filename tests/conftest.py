@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: a second t
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import random
+import signal
 import zlib
 
 import numpy as np
@@ -19,6 +20,7 @@ from tests.commands import command
 
 __all__ = ["command"]  # fixtures for all files
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has it ignored, as do its children
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
