@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from gradio import networking
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 from PIL import Image
@@ -686,6 +687,29 @@ def test_a_picture_without_settings_is_one_sentence(client: Client, tmp_path: Pa
     Image.new("RGB", (8, 8)).save(tmp_path / "plain.png")
     with pytest.raises(AppError, match="^The picture holds no imgscale settings; give a PNG that"):
         client.predict(handle_file(tmp_path / "plain.png"), api_name="/rerun")
+
+
+@pytest.mark.parametrize("slow", [2, 3])
+def test_a_busy_machine_is_given_time_and_then_told(
+    slow: int, offer: Offer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradio gives up on its own page after three seconds: that is tried again, twice."""
+    asked: list[str] = []
+    real = networking.url_ok
+
+    def ok(url: str) -> bool:
+        asked.append(url)
+        return len(asked) > slow and real(url)
+
+    monkeypatch.setattr(networking, "url_ok", ok)
+    if slow < serve.PATIENCE:
+        with serve.served(Runner(offer, tmp_path)) as url:
+            assert httpx.get(url).status_code == 200
+    else:
+        with pytest.raises(UserError, match="didn't answer itself at 127.0.0.1 in 3 attempts: the machine is too busy"):
+            with serve.served(Runner(offer, tmp_path)):
+                pass
+    assert len(asked) == 3
 
 
 def test_a_port_that_is_taken_is_one_sentence(served: tuple[Runner, str], offer: Offer, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gradio as gr
 from starlette.middleware import Middleware
 
 from imgscale.app.console import Interrupt, complain, waiting
@@ -19,6 +20,7 @@ from imgscale.app.demo.runner import Runner
 from imgscale.errors import UserError
 
 UPLOAD = 32 * 2**20  # bytes of a picture
+PATIENCE = 3  # attempts to start
 
 
 def demo(offer: Offer, out: Path, *, host: str, port: int, quiet: bool = False) -> int:
@@ -60,7 +62,17 @@ def served(runner: Runner, host: str = "127.0.0.1", port: int = 0) -> Iterator[s
         UserError: It can't listen there.
     """
     with tempfile.TemporaryDirectory(prefix="imgscale-demo-") as folder, _settings(folder):
-        blocks = page.build(runner, Path(folder).resolve())
+        blocks, url = _launched(runner, Path(folder).resolve(), host, port)
+        try:
+            yield url
+        finally:
+            runner.desk.close()
+            blocks.close(verbose=False)
+
+
+def _launched(runner: Runner, cache: Path, host: str, port: int) -> tuple[gr.Blocks, str]:
+    for attempt in range(PATIENCE):
+        blocks = page.build(runner, cache)
         try:
             _, url, _ = blocks.queue().launch(
                 server_name=host,
@@ -88,13 +100,17 @@ def served(runner: Runner, host: str = "127.0.0.1", port: int = 0) -> Iterator[s
                 css_paths=theme.CSS,
                 head=f"<script>{theme.SCRIPT.read_text(encoding='utf-8')}</script>",
             )
+            return blocks, str(url)
         except OSError as error:
             raise UserError(f"The demo can't listen at {host} port {port} ({error}); choose another.") from error
-        try:
-            yield url
-        finally:
-            runner.desk.close()
+        except ValueError as error:  # gradio asked its own page, which took more than three seconds
             blocks.close(verbose=False)
+            if attempt == PATIENCE - 1:
+                raise UserError(
+                    f"The demo didn't answer itself at {host} in {PATIENCE} attempts: the machine is too busy, or a"
+                    " proxy stands between (set NO_PROXY=127.0.0.1)."
+                ) from error
+    raise AssertionError("unreachable")
 
 
 @contextmanager
