@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -64,7 +63,7 @@ class AutoJob(Job):
                 that can't be.
         """
         from imgscale.app import checks
-        from imgscale.bandit import policy, poolfile
+        from imgscale.bandit import policy
 
         if self.model != "auto":
             raise UserError(f"The model can't be {self.model!r} in a run with --model auto; leave it to the bandit.")
@@ -76,7 +75,7 @@ class AutoJob(Job):
                 raise decided(DECIDED[field.name])
         if self.mode is not None:
             policy.quality_weight(self.mode)
-        judgeable(self.prompt, (poolfile.read(self.pool).verifier, *self.report))
+        judgeable(self.prompt, (self.judge, *self.report))
 
     @cached_property
     def judge(self) -> str:
@@ -98,10 +97,7 @@ class AutoJob(Job):
             **{"width": self.width, "negative": self.negative, "device": self.device},
             "verifier-timeout": self.verifier_timeout,
         }
-        pairs = [(f"--{name}", f"{value}") for name, value in texts.items() if value is not None]
-        pairs += [("--report", name) for name in self.report or ("none",)]
-        dashed = ["--"] if self.prompt.startswith("-") else []
-        return shlex.join(["imgscale", "generate", *(word for pair in pairs for word in pair), *dashed, self.prompt])
+        return self._written(texts)
 
     def load(self, quiet: bool = False, learn: bool = True) -> Any:
         """The bandit; it loads its models when it chooses them.

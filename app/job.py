@@ -92,6 +92,10 @@ class Job:
             "verifier-timeout": self.verifier_timeout,
             "early-exit": self.early_exit if self.early_exit != "off" and isinstance(self.early_exit, str) else None,
         }
+        return self._written(texts)
+
+    def _written(self, texts: Mapping[str, Any]) -> str:
+        """The command with some options by name, None where one isn't given, and with those that all searches have."""
         pairs = [(f"--{name}", f"{value}") for name, value in texts.items() if value is not None]
         pairs += [("--set", f"{name}={value}") for name, value in self.options.items()]
         pairs += [("--report", name) for name in self.report or ("none",)]

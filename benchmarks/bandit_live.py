@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 def main(args: argparse.Namespace) -> None:
     if not args.no_run:
         run(args)
-    rows = _rows(args.out / "rows.jsonl")
+    rows = bandit_table.rows(args.out / "rows.jsonl")
     for line in compared(rows, args.mode):
         print(line)
 
@@ -38,11 +38,11 @@ def run(args: argparse.Namespace) -> None:
 
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "rows.jsonl"
-    done = {(row["who"], row["prompt"]) for row in _rows(file)} if file.exists() else set()
+    done = {(row["who"], row["prompt"]) for row in bandit_table.rows(file)}
     auto = imgscale.auto(mode=args.mode, policy=args.out / "auto.policy", draws=0)
     fixed = [next(a for a in auto.pool.actions if a.name == name) for name in args.fixed]
-    seen = {row["prompt"] for table in args.without for row in _rows(table / "prompts.jsonl")}
-    fresh = [prompt for source in args.source for prompt in lists.load(source) if prompt.text not in seen]
+    seen = {row["prompt"] for table in args.without for row in bandit_table.rows(table / "prompts.jsonl")}
+    fresh = [prompt for source in args.source for prompt in lists.load(source, without=seen)]
     chosen = lists.spread(list({prompt.text: prompt for prompt in fresh}.values()))[: args.prompts]
     for number, prompt in enumerate(chosen):
         for who, action in [("auto", None), *((action.name, action) for action in fixed)]:
@@ -58,10 +58,6 @@ def run(args: argparse.Namespace) -> None:
             row |= {"score": made.score, "correct": made.correct, "eflops": made.eflops, "nfe": output.nfe}
             with file.open("a", encoding="utf-8") as log:
                 log.write(json.dumps(row | {"reference": auto.store.memory.reference}) + "\n")
-
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def compared(rows: list[dict[str, Any]], mode: str | float) -> list[str]:

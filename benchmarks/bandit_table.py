@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,8 @@ def main(args: argparse.Namespace) -> None:
 
     wanted = args.models.split(",") if args.models else [name for name in plans() if name in models.bundled()]
     args.out.mkdir(parents=True, exist_ok=True)
-    left_out = {row["prompt"] for table in args.without for row in _rows(table / "prompts.jsonl")}
-    fresh = [prompt for prompt in lists.load(args.source) if prompt.text not in left_out]
-    counts: Counter[str] = Counter()
-    few = []
-    for prompt in fresh:
-        counts[prompt.category] += 1
-        if counts[prompt.category] <= args.each:
-            few.append(prompt)
-    chosen = lists.spread(few)[: args.prompts]
+    left_out = {row["prompt"] for table in args.without for row in rows(table / "prompts.jsonl")}
+    chosen = lists.spread(lists.load(args.source, limit=args.each, without=left_out))[: args.prompts]
     makers = {name: Maker(name, args.out) for name in wanted}
     about(args.out, chosen, list(makers.values()))
     began = time.monotonic()
@@ -85,7 +77,7 @@ class Maker:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.file = name, folder / f"{name}.jsonl"
-        self.done = {_key(row) for row in _rows(self.file)}
+        self.done = {_key(row) for row in rows(self.file)}
         self._scaler: Any = None
 
     def described(self, verifier: Any) -> dict[str, Any]:
@@ -192,7 +184,7 @@ class Maker:
             }
 
 
-def _rows(file: Path) -> list[dict[str, Any]]:
+def rows(file: Path) -> list[dict[str, Any]]:
     """Rows that are there; a last line that a crash cut short is none."""
     if not file.exists():
         return []

@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -186,12 +187,9 @@ def test_early_exit_depends_neither_on_the_order_nor_on_what_the_run_learns(batc
     assert rule is not None and rule.margins
 
 
-@pytest.mark.parametrize("more", [(), ("--join",)])
-def test_a_resumed_run_goes_by_what_was_known_when_it_began(
-    more: tuple[str, ...], batch: Batch, lessons: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learned(batch, lessons)
-    batch(*EARLY, out="straight")
+@contextmanager
+def stopped_at_the_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if SIGTERM came when the first search is finished."""
     finish = queue.Queue.finish
 
     def stop(self: queue.Queue, *rest: Any) -> bool:
@@ -201,6 +199,16 @@ def test_a_resumed_run_goes_by_what_was_known_when_it_began(
     with monkeypatch.context() as patch:
         patch.setattr(queue.Queue, "finish", stop)
         patch.setattr(Interrupt, "_restore", lambda self: None)
+        yield
+
+
+@pytest.mark.parametrize("more", [(), ("--join",)])
+def test_a_resumed_run_goes_by_what_was_known_when_it_began(
+    more: tuple[str, ...], batch: Batch, lessons: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned(batch, lessons)
+    batch(*EARLY, out="straight")
+    with stopped_at_the_first(monkeypatch):
         assert batch(*EARLY, "--together", "1").status == 130
     lessons.unlink()  # whatever has been learned or lost since
     assert batch(*EARLY, *more, "--json").json["done"] == 5
@@ -463,15 +471,7 @@ def test_a_folder_that_cannot_be_written(batch: Batch, tiny: list[dict[str, Any]
 
 def test_stopping_keeps_what_is_finished(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     batch(out="straight")
-    finish = queue.Queue.finish
-
-    def stop(self: queue.Queue, *rest: Any) -> bool:
-        os.kill(os.getpid(), 15)
-        return finish(self, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(queue.Queue, "finish", stop)
-        patch.setattr(Interrupt, "_restore", lambda self: None)
+    with stopped_at_the_first(monkeypatch):
         ran = batch("--together", "1")
     assert ran.status == 130
     assert "imgscale: stopped by SIGTERM; 1 searches are kept, and the same command goes on.\n" in ran.err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,13 @@ def bundled() -> dict[str, Path]:
     return {path.stem: path for path in sorted(bundled_folder().glob("prompts*.json"))}
 
 
-def load(source: str, categories: Sequence[str] = (), every: int = 1, limit: int | None = None) -> list[Prompt]:
+def load(
+    source: str,
+    categories: Sequence[str] = (),
+    every: int = 1,
+    limit: int | None = None,
+    without: Collection[str] = (),
+) -> list[Prompt]:
     """Prompts, each once.
 
     Args:
@@ -47,13 +53,15 @@ def load(source: str, categories: Sequence[str] = (), every: int = 1, limit: int
         categories: Which to take; all for none.
         every: Takes the first of so many prompts, in every category alike.
         limit: Takes at most so many of these per category.
+        without: Texts that are left out from the beginning.
 
     Raises:
         UserError: There is no such list, or it can't be read.
     """
     once: dict[str, Prompt] = {}
     for prompt in _read(source):
-        once.setdefault(checks.prompt(prompt.text), prompt)
+        if prompt.text not in without:
+            once.setdefault(checks.prompt(prompt.text), prompt)
     groups: dict[str, list[Prompt]] = {}
     for prompt in once.values():
         groups.setdefault(prompt.category, []).append(prompt)
